@@ -1,9 +1,9 @@
 """Safe text for a terminal of any encoding, and the exit status of a command.
 
-``set_ascii_fallback`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->``
-instead of a UnicodeEncodeError. ``EscapingStream`` escapes characters that move the cursor, or hide or reorder text.
-``run_cli_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit
-status.
+``set_stream_ascii_fallback`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or
+``->`` instead of a UnicodeEncodeError. ``UnsafeTextEscapingStream`` escapes characters that move the cursor, or hide or
+reorder text. ``run_cli_command`` runs the body of a command and turns its errors, a closed pipe and Ctrl-C into a line
+and an exit status.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _encode_error(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(ENCODING_ERRORS, _encode_error)
 
 
-def set_ascii_fallback(stream: Any) -> None:
+def set_stream_ascii_fallback(stream: Any) -> None:
     """Make ``stream`` accept characters that its encoding lacks; a stream without this setting stays unchanged."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
         stream.reconfigure(errors=ENCODING_ERRORS)
 
 
-class EscapingStream:
+class UnsafeTextEscapingStream:
     """Stream that writes unsafe characters to ``stream`` as escapes. Colours (SGR sequences) pass."""
 
     def __init__(self, stream: TextIO):
@@ -137,9 +137,9 @@ def run_cli_command(body: Callable[[], int | None]) -> int:
 def _run_printing(body: Callable[[], int | None]) -> int:
     """``run_cli_command`` on two streams that are open."""
     for stream in (sys.stdout, sys.stderr):
-        set_ascii_fallback(stream)
+        set_stream_ascii_fallback(stream)
     before = sys.stdout
-    sys.stdout = EscapingStream(before)  # has the methods of print, the rest by delegation
+    sys.stdout = UnsafeTextEscapingStream(before)  # has the methods of print, the rest by delegation
     try:
         try:
             return body() or 0

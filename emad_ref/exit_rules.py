@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, ThresholdBinSpec
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
@@ -90,7 +90,7 @@ def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
     return texts
 
 
-def respell_margin_in_name(point: OperatingPoint, margin: str) -> OperatingPoint:
+def rename_point_with_margin(point: OperatingPoint, margin: str) -> OperatingPoint:
     """The EMAD point with its margin spelled ``margin`` in its name."""
     assert point.margin_nats is not None
     return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
@@ -179,7 +179,7 @@ def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
     return np.where(fired.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
 
 
-def exit_layers_between_probes(
+def extrapolate_exits_between_probes(
     point: OperatingPoint,
     column: int,
     before: NDArray[np.floating[Any]],
@@ -305,7 +305,7 @@ def early_exit_point(
         schedule=schedule,
         signal=signal,
         # a decision by one full readout uses only values of a lens trace: the point replays like any other
-        confidence=confidence if SIGNALS[signal].needs_parameters or pruning != "none" else None,
+        confidence=confidence if SIGNALS[signal].needs_confidence_parameters or pruning != "none" else None,
         decay=decay,
     )
 
@@ -336,7 +336,7 @@ def _point_name(
 
 
 def assign_bins(
-    spec: BinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
+    spec: ThresholdBinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
 ) -> NDArray[np.intp]:
     """Bin of each token, in the shape of ``position`` (from 1); uses only the features that ``spec`` names.
 
@@ -346,7 +346,7 @@ def assign_bins(
         BadArgument: a position below 1, a confidence that is not a number, a token without a bucket.
     """
     index = np.zeros(np.shape(position), dtype=np.intp)
-    for feature, buckets in zip(spec.features, spec.bucket_counts, strict=True):
+    for feature, buckets in zip(spec.features, spec.buckets_per_feature, strict=True):
         bucket: NDArray[Any]
         if feature == "position":
             _require_all(np.asarray(position) >= 1, "position", position, "positions counted from 1")
@@ -368,15 +368,15 @@ def _require_all(good: NDArray[np.bool_], name: str, value: NDArray[Any], expect
         raise BadArgument(name, offending.item(), expected, "this token belongs to no bin")
 
 
-def merged_bin_indices(spec: BinSpec, dropped: int) -> Ints:
+def bin_indices_without_last_features(spec: ThresholdBinSpec, dropped: int) -> Ints:
     """int64 [count] bin of each bin without the last ``dropped`` features; 0 leaves the bins as they are."""
-    kept = len(spec.bucket_counts) - dropped
-    if not 0 <= kept <= len(spec.bucket_counts):
-        raise BadArgument("dropped", dropped, f"0–{len(spec.bucket_counts)} features")
-    return np.arange(spec.bin_count) // math.prod(spec.bucket_counts[kept:])
+    kept = len(spec.buckets_per_feature) - dropped
+    if not 0 <= kept <= len(spec.buckets_per_feature):
+        raise BadArgument("dropped", dropped, f"0–{len(spec.buckets_per_feature)} features")
+    return np.arange(spec.bin_count) // math.prod(spec.buckets_per_feature[kept:])
 
 
-def dropped_feature_count_by_bin(spec: BinSpec, tokens: Ints, minimum: int) -> Ints:
+def dropped_feature_count_by_bin(spec: ThresholdBinSpec, tokens: Ints, minimum: int) -> Ints:
     """int64 [count] features that each bin drops until its thresholds rest on ``minimum`` tokens.
 
     ``tokens`` int64 [count] counts the tokens of each bin. A bin of all tokens has no feature left to drop.
@@ -388,7 +388,7 @@ def dropped_feature_count_by_bin(spec: BinSpec, tokens: Ints, minimum: int) -> I
         raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.bin_count})")
     dropped = np.zeros(spec.bin_count, dtype=np.int64)
     for level in range(len(spec.features)):
-        ancestor = merged_bin_indices(spec, level)
+        ancestor = bin_indices_without_last_features(spec, level)
         behind = np.bincount(ancestor, weights=tokens)[ancestor]
         dropped[behind < minimum] = level + 1
     return dropped
@@ -417,7 +417,7 @@ def assign_frequency_buckets(counts: Ints) -> bytes:
     return np.searchsorted(frequency_rank_edges(len(counts)), rank, side="left").astype(np.uint8).tobytes()
 
 
-def bin_names(spec: BinSpec) -> tuple[str, ...]:
+def bin_names(spec: ThresholdBinSpec) -> tuple[str, ...]:
     """Readable name of each bin, such as ``position 33–128, confidence 0.4–0.7``; ``all tokens`` without features."""
     named = {
         "position": _ranges([1, *(edge + 1 for edge in spec.position_edges)], [*spec.position_edges]),
@@ -426,7 +426,7 @@ def bin_names(spec: BinSpec) -> tuple[str, ...]:
     }
     cells = [
         [f"{feature} {name}" for name in named[feature][:buckets]]
-        for feature, buckets in zip(spec.features, spec.bucket_counts, strict=True)
+        for feature, buckets in zip(spec.features, spec.buckets_per_feature, strict=True)
     ]
     return tuple(", ".join(cell) for cell in product(*cells)) if cells else ("all tokens",)
 

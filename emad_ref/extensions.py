@@ -58,7 +58,7 @@ class Extension:
 
 
 @cache
-def load_extensions() -> dict[str, Extension]:
+def load_installed_extensions() -> dict[str, Extension]:
     """Every installed extension by the name of its entry point.
 
     Raises:
@@ -80,12 +80,16 @@ def load_extensions() -> dict[str, Extension]:
     return found
 
 
-def added_part_locations(part: str) -> dict[str, str]:
+def added_part_import_paths(part: str) -> dict[str, str]:
     """Name → module, or ``module:attribute``, of each ``part`` (one of ``PARTS``) that an extension adds."""
-    return {name: place for extension in load_extensions().values() for name, place in getattr(extension, part).items()}
+    return {
+        name: place
+        for extension in load_installed_extensions().values()
+        for name, place in getattr(extension, part).items()
+    }
 
 
-def import_from_path(place: str, where: str) -> Any:
+def import_module_or_attribute(place: str, where: str) -> Any:
     """The module or attribute that ``place`` names.
 
     Raises:
@@ -99,23 +103,26 @@ def import_from_path(place: str, where: str) -> Any:
         raise BadArgument(where, place, "a module, or module:attribute", str(error)) from error
 
 
-def list_register_files() -> list[Path]:
+def list_claim_register_paths() -> list[Path]:
     """Paths of the claim registers (TOML) of all extensions."""
-    return [extension.register for extension in load_extensions().values() if extension.register is not None]
+    return [extension.register for extension in load_installed_extensions().values() if extension.register is not None]
 
 
-def collect_extension_provenance() -> dict[str, Any]:
+def collect_extension_reported_provenance() -> dict[str, Any]:
     """Provenance that each extension reports, by the extension's name."""
     facts: dict[str, Any] = {}
-    for name, extension in load_extensions().items():
+    for name, extension in load_installed_extensions().items():
         if extension.provenance is not None:
-            facts[name] = import_from_path(extension.provenance, f"{GROUP}: {name}: provenance")()
+            facts[name] = import_module_or_attribute(extension.provenance, f"{GROUP}: {name}: provenance")()
     return facts
 
 
 def load_added_part(part: str, name: str) -> Any:
-    """The extension's object ``name`` of ``added_part_locations(part)``. Raises as ``import_from_path``."""
-    return import_from_path(added_part_locations(part)[name], f"{GROUP}: {part}: {name}")
+    """The extension's object ``name`` of ``added_part_import_paths(part)``.
+
+    Raises as ``import_module_or_attribute``.
+    """
+    return import_module_or_attribute(added_part_import_paths(part)[name], f"{GROUP}: {part}: {name}")
 
 
 def _load_extension(point: EntryPoint) -> Extension:

@@ -149,7 +149,7 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
         A model or text that cannot be read.
     """
     from emad_ref.cli import build_parser
-    from emad_ref.cli.judgment import add_judge_arguments, judge_claims, with_verb_option_names
+    from emad_ref.cli.judgment import add_judge_arguments, compute_judgment_result, rename_judgment_options_for_verb
 
     patterns = claims if isinstance(claims, str) else ",".join(claims)
     words = ["judge", str(model), *(["--claims", patterns] if patterns else [])]
@@ -163,7 +163,7 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
     except SystemExit:
         refusal = said.getvalue().strip().rpartition("error: ")[2]
         raise BadArgument("options", options, "those of `emad judge --help`", refusal) from None
-    return RunResults(with_verb_option_names(judge_claims(args), add_judge_arguments).report)
+    return RunResults(rename_judgment_options_for_verb(compute_judgment_result(args), add_judge_arguments).report)
 
 
 def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:

@@ -132,7 +132,7 @@ class ConfidenceParameters:
 
 
 @dataclass(frozen=True)
-class BinSpec:
+class ThresholdBinSpec:
     """Assignment of tokens to the rows of ``thresholds`` (EMAD, "Conditioning") by zero to two features.
 
     ``features``          of ``position``, ``confidence`` (top-1 probability at the first probe) and ``frequency``
@@ -157,7 +157,7 @@ class BinSpec:
             )
 
     @property
-    def bucket_counts(self) -> tuple[int, ...]:
+    def buckets_per_feature(self) -> tuple[int, ...]:
         """Buckets of each feature, in order."""
         sizes = {
             "position": len(self.position_edges) + 1,
@@ -169,7 +169,7 @@ class BinSpec:
     @property
     def bin_count(self) -> int:
         """Bins: the product of the features' buckets; 1 without features."""
-        return math.prod(self.bucket_counts)
+        return math.prod(self.buckets_per_feature)
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ FIELD_TYPES: dict[str, type] = {  # types of a point's fields that hold no numbe
     "schedule": str,
     "signal": str,
     "estimator": EntropyEstimator,
-    "bins": BinSpec,
+    "bins": ThresholdBinSpec,
     "interpolate": bool,
     "lens": str,
     "translators": str,
@@ -222,7 +222,7 @@ class OperatingPoint(NotebookReprMixin):
         How a probe computes its entropy: the full head, or part of it.
     signal : str
         The value compared with τ; entropy by default.
-    bins : BinSpec
+    bins : ThresholdBinSpec
         Features that choose a token's row of ``thresholds``; no features: one row.
     margin_nats : float or None
         m of the EMAD family, for reports.
@@ -264,7 +264,7 @@ class OperatingPoint(NotebookReprMixin):
     schedule: ScheduleName = "monotone"
     estimator: EntropyEstimator = EntropyEstimator()
     signal: str = ENTROPY.name
-    bins: BinSpec = BinSpec()
+    bins: ThresholdBinSpec = ThresholdBinSpec()
     margin_nats: float | None = None
     period: int | None = None
     floor: int | None = None
@@ -333,7 +333,7 @@ class OperatingPoint(NotebookReprMixin):
             self._require_decaying(*self.decay)
         if self.confidence is not None:
             self._require_confident(self.confidence)
-        elif SIGNALS[self.signal].needs_parameters:
+        elif SIGNALS[self.signal].needs_confidence_parameters:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.early_exit_point")
 
     @cached_property
@@ -400,7 +400,7 @@ class OperatingPoint(NotebookReprMixin):
     def _require_confident(self, confidence: ConfidenceParameters) -> None:
         """Refuse combinations without meaning, and probes other than those that the signal needs."""
         signal, pruned = self.signal, confidence.prunes_vocabulary
-        if not SIGNALS[signal].needs_parameters and not pruned:
+        if not SIGNALS[signal].needs_confidence_parameters and not pruned:
             raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
         if pruned and not SIGNALS[signal].prunable:
             prunable = " and ".join(name for name, each in SIGNALS.items() if each.prunable)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import assign_bins, exit_layers_between_probes, is_exit_rule_met
+from emad_ref.exit_rules import assign_bins, extrapolate_exits_between_probes, is_exit_rule_met
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.derived_work import ProbeCosts, compute_probe_costs, derive_flops, derive_work
-from emad_ref.schedule.schedules import get_schedule
+from emad_ref.schedule.derived_work import ProbeCosts, compute_probe_costs, derive_token_flops, derive_work
+from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import SIGNALS
 
 
@@ -60,15 +60,15 @@ class ReplayResult:
 class TraceReplayer:
     """Replays a trace laid out as grids [longest, sequences]: each rule and running minimum is one call for all rows.
 
-    ``schedule.schedules.monotone_depths`` is the plain form of this computation under ``monotone``; a law compares
-    both.
+    ``schedule.schedules.monotone_depths_from_signal`` is the plain form of this computation under ``monotone``; a law
+    compares both.
     """
 
     def __init__(self, trace: Trace):
         self.trace = trace
-        self.shape = (int(trace.sequence_lengths.max()), trace.n_sequences)
+        self.shape = (int(trace.n_decided_by_sequence.max()), trace.n_sequences)
         self.place = (
-            trace.token_positions.decided_index * trace.n_sequences + trace.sequence_index
+            trace.token_positions.index_among_decided_tokens * trace.n_sequences + trace.sequence_index
         )  # index of each token in a flattened grid
         self.before = (
             np.arange(len(trace)) * trace.layers - 1
@@ -86,7 +86,7 @@ class TraceReplayer:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
         self.trace.require_layers_read(point)
-        settle = get_schedule(point).require_depth_resolver()
+        settle = get_point_schedule(point).require_depth_resolver()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -111,7 +111,7 @@ class TraceReplayer:
     ) -> None:
         """Exits after probe ``number`` and below the next, where the line through the last two readings meets τ."""
         before, here = (signals[point.probes[at]] for at in (number - 1, number))
-        planned = exit_layers_between_probes(point, number, before, here, bins)
+        planned = extrapolate_exits_between_probes(point, number, before, here, bins)
         np.copyto(depth, planned.astype(np.int16), where=planned > 0)
 
     def _grid(self, column: NDArray[Any]) -> NDArray[Any]:
@@ -143,7 +143,7 @@ class TraceReplayer:
     def replay(self, point: OperatingPoint) -> ReplayResult:
         depth = self.compute_depths(point)
         stopped = self.before + depth
-        nll, top1 = self.trace.emitted_columns(point)
+        nll, top1 = self.trace.emissions_by_exit_layer(point)
         nats = nll.reshape(-1).take(stopped).astype(np.float64)
         macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
         return ReplayResult(point, depth, nats, top1.reshape(-1).take(stopped), macs_per_row)
@@ -159,7 +159,7 @@ def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
     return TraceReplayer(trace).replay(point)
 
 
-def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[ReplayResult]:
+def iterate_point_replays(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[ReplayResult]:
     """Replays of many points over one trace; the layout is computed once."""
     ladder = TraceReplayer(trace)
     for point in points:
@@ -168,7 +168,7 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
     """Sums of ``values`` [tokens] within each sequence, [sequences]; 0 for one without tokens."""
-    sums, filled = np.zeros(trace.n_sequences), trace.sequence_lengths > 0
+    sums, filled = np.zeros(trace.n_sequences), trace.n_decided_by_sequence > 0
     # reduceat would give an empty segment the next value
     sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
     return sums
@@ -194,7 +194,7 @@ def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
     return np.bincount(depth, minlength=point.layers + 1)
 
 
-def replay_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
+def compute_replayed_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
     """``compute_decode_work`` of a replay.
 
     Raises:
@@ -225,7 +225,7 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
     )
 
 
-def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
+def compute_decode_flops_by_sequence(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """FLOPs of each sequence's decode steps, [sequences]; their sum is ``flops`` of ``compute_decode_work``.
 
     Mixtures of points, which assign each document to one point, and intervals over documents need costs by document.
@@ -236,14 +236,14 @@ def compute_decode_flops(trace: Trace, replayed: ReplayResult, geometry: Geometr
     point = replayed.point
     probed = _probe_costs(trace, point, replayed.macs_per_row)
     return sum_by_sequence(
-        trace, derive_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_layer_macs, geometry)
+        trace, derive_token_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_layer_macs, geometry)
     )
 
 
 def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> ProbeCosts:
     """Costs of a confidence rule's probe as traced; else of one reading by the estimator."""
     if point.confidence is not None:
-        rule = trace.rule_columns(point)
+        rule = trace.confidence_rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
     return compute_probe_costs(point, len(trace), trace.lens_layer_macs, macs_per_row)
 

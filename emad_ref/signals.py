@@ -55,18 +55,18 @@ class LogitsReadout:
         return self.logits.log_softmax(dim=-1)
 
     @cached_property
-    def top2_logits(self) -> tuple[Tensor, Tensor]:
+    def top2_logits_and_tokens(self) -> tuple[Tensor, Tensor]:
         """(logits, tokens int64) of the two likeliest tokens, each [..., 2]."""
-        return two_largest(self.logits)
+        return top2_values_and_indices(self.logits)
 
     @cached_property
-    def top2_log_probs(self) -> tuple[Tensor, Tensor]:
+    def top2_log_probs_and_tokens(self) -> tuple[Tensor, Tensor]:
         """(log-probabilities, tokens int64) of the two likeliest tokens, each [..., 2]."""
-        tokens = self.top2_logits[1]  # log softmax keeps the order of logits
+        tokens = self.top2_logits_and_tokens[1]  # log softmax keeps the order of logits
         return self.log_probs.gather(-1, tokens), tokens
 
 
-def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
+def top2_values_and_indices(scores: Tensor) -> tuple[Tensor, Tensor]:
     """(values, indices int64) of the two largest of ``scores`` [..., n ≥ 2], largest first, each [..., 2].
 
     Equal to ``topk(2)`` but for the choice among equal values. Both are in the two groups of columns with the largest
@@ -89,7 +89,7 @@ def two_largest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class SignalInputs:
+class SignalInputRequirement:
     """Inputs of a signal after layer ℓ besides those of ℓ, for decisions from a minimum layer j on.
 
     ``least``     the least j that leaves something to compare with.
@@ -103,14 +103,16 @@ class SignalInputs:
     compared: Callable[[int, int], set[int]] = lambda minimum, ceiling: set()
 
 
-LAYER_LOGITS = SignalInputs("this layer's readout alone")
-STATE_BELOW = SignalInputs("the state of the layer below", least=2, compared=lambda minimum, ceiling: {minimum - 1})
-HALF_DEPTH = SignalInputs(
+LAYER_LOGITS = SignalInputRequirement("this layer's readout alone")
+STATE_BELOW = SignalInputRequirement(
+    "the state of the layer below", least=2, compared=lambda minimum, ceiling: {minimum - 1}
+)
+HALF_DEPTH = SignalInputRequirement(
     "the readout after ⌊ℓ/2⌋", least=2, compared=lambda minimum, ceiling: {at // 2 for at in range(minimum, ceiling)}
 )
-PREVIOUS_PROBE = SignalInputs("the readout at the probe before", delay=1)
-LEARNED = SignalInputs("a linear probe that was fitted to it")
-SINCE_MINIMUM = SignalInputs(
+PREVIOUS_PROBE = SignalInputRequirement("the readout at the probe before", delay=1)
+LEARNED = SignalInputRequirement("a linear probe that was fitted to it")
+SINCE_MINIMUM = SignalInputRequirement(
     "the readouts since the minimum layer", delay=1
 )  # at that layer itself there is none to contrast with
 
@@ -157,7 +159,7 @@ class Signal:
     label: str
     sense: Literal["falls", "rises"]
     unit: str
-    needs: SignalInputs
+    needs: SignalInputRequirement
     cost: str | None = "full"
     from_logits: Callable[[LogitsReadout], Tensor] | None = None
     from_lens: Callable[[Floats], Floats] | None = None
@@ -180,19 +182,19 @@ class Signal:
         return self.needs is LEARNED
 
     @property
-    def needs_parameters(self) -> bool:
+    def needs_confidence_parameters(self) -> bool:
         """Whether it needs ``point.ConfidenceParameters``."""
         return not self.is_single_layer and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
     def is_contrastive(self) -> bool:
         """Whether it contrasts readouts of several layers."""
-        return self.needs_parameters and self.cost is not None
+        return self.needs_confidence_parameters and self.cost is not None
 
     @property
     def needs_only_thresholds(self) -> bool:
         """Whether thresholds suffice for a point: it needs neither parameters nor a fitted probe."""
-        return not self.needs_parameters and not self.is_learned
+        return not self.needs_confidence_parameters and not self.is_learned
 
     @property
     def unreachable_threshold(self) -> float:
@@ -235,7 +237,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 def top2_margin(log_scores: Tensor) -> Tensor:
     """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
-    return _difference(two_largest(log_scores)[0])
+    return _difference(top2_values_and_indices(log_scores)[0])
 
 
 def _difference(log_best: Tensor) -> Tensor:
@@ -253,12 +255,12 @@ def _entropy(readout: LogitsReadout) -> Tensor:
 
 def _response(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 probability (CALM, "softmax response")."""
-    return _difference(readout.top2_log_probs[0])
+    return _difference(readout.top2_log_probs_and_tokens[0])
 
 
 def _gap(readout: LogitsReadout) -> Tensor:
     """Top-1 minus top-2 logit, which still differs between certain tokens where probabilities round to 1."""
-    first, second = readout.top2_logits[0].unbind(dim=-1)
+    first, second = readout.top2_logits_and_tokens[0].unbind(dim=-1)
     return first - second
 
 

@@ -18,7 +18,7 @@ from emad_ref.calibration.calibration_run import CalibrationPlan, calibrate
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence, cut_windows, window_size
-from emad_ref.decoding.self_corpus import sample_documents
+from emad_ref.decoding.self_corpus import iterate_sampled_documents
 from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, get_required_tokenizer, require_decoder_only
@@ -33,7 +33,7 @@ from emad_ref.sweep.losses import (
     cheapest_within_bounds,
     point_losses,
 )
-from emad_ref.text.corpora import LongDocument, iterate_corpus_documents, tokenize_document
+from emad_ref.text.corpora import LazyDocumentTokens, iterate_corpus_documents, tokenize_without_special_tokens
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
 
 CHECKED_TOKENS = 128  # tokens of the first window, for checking that model and tokenizer match
@@ -159,8 +159,8 @@ def windows_of(
     """At most ``limit`` windows of ``corpus``, or of the model's own samples for ``self``.
 
     ``longest``: the most tokens of a window; None: 512, or the model's positions. ``per_document``: most windows of one
-    document, its first; None: all. ``told`` receives the texts: a ``text.corpora.DistinctDocuments`` counts the ones it
-    dropped.
+    document, its first; None: all. ``told`` receives the texts: a ``text.corpora.DistinctDocumentIterator`` counts the
+    ones it dropped.
 
     Raises:
         BadArgument: an encoder-decoder; an unknown corpus or split; a corpus of text for a model without a tokenizer.
@@ -168,9 +168,9 @@ def windows_of(
     require_decoder_only(model)
     stepper = model.stepper
     window = window_size(stepper.max_positions, longest)
-    documents: Iterator[Ints | LongDocument]
+    documents: Iterator[Ints | LazyDocumentTokens]
     if corpus == "self":
-        documents = sample_documents(
+        documents = iterate_sampled_documents(
             stepper, model.opening_token_id, min(window, 256) - 1, split, ends=model.end_token_ids
         )
     else:
@@ -178,7 +178,7 @@ def windows_of(
         texts = iterate_corpus_documents(corpus, split, data=data)
         if told is not None:
             told(texts)
-        documents = (tokenize_document(tokenizer, text) for text in texts)
+        documents = (tokenize_without_special_tokens(tokenizer, text) for text in texts)
     found = cut_windows(documents, window, model.opening_token_id, limit, per_document)
     return _warn_of_mismatch(model, corpus, found) if corpus != "self" and split == "calibrate" else found
 

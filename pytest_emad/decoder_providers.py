@@ -63,10 +63,10 @@ class ReferenceProvider:
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
         from emad_ref.measurements.run_resources import (
-            make_judge_decoder,  # imports torch, so import it only for a request
+            make_decoder_on_judge_model,  # imports torch, so import it only for a request
         )
 
-        return make_judge_decoder(request)
+        return make_decoder_on_judge_model(request)
 
 
 class RemoteProvider:
@@ -108,7 +108,7 @@ def register_providers(config: pytest.Config) -> None:
         config.add_cleanup(distant.close)
 
 
-def registered_providers(config: pytest.Config) -> dict[str, object]:
+def registered_providers_by_name(config: pytest.Config) -> dict[str, object]:
     """Every registered provider by plugin name, the reference one included, in calling order."""
     found = reversed(getattr(config.hook, HOOK).get_hookimpls())
     return {implementation.plugin_name: implementation.plugin for implementation in found}
@@ -159,7 +159,7 @@ def requested_provider_name(config: pytest.Config) -> str | None:
 
 def _sole_provider(config: pytest.Config) -> str | None:
     """The only provider to call, or None for calling order."""
-    known, wanted = list(registered_providers(config)), requested_provider_name(config)
+    known, wanted = list(registered_providers_by_name(config)), requested_provider_name(config)
     if wanted == REMOTE_PROVIDER:
         return wanted
     foreign = [name for name in known if name != OUR_PROVIDER]
@@ -172,7 +172,7 @@ def _sole_provider(config: pytest.Config) -> str | None:
     return wanted
 
 
-def requested_features(request: Request) -> tuple[str, ...]:
+def features_required_by_request(request: Request) -> tuple[str, ...]:
     """Features that ``request`` needs beyond greedy full depth: exits, sampling, and fields of the point by name."""
     point = request.point
     if point.has_fixed_depth and point.ceiling == point.layers:
@@ -186,7 +186,7 @@ def requested_features(request: Request) -> tuple[str, ...]:
 
 def _count_features(config: pytest.Config, name: str, request: Request, declined: bool) -> tuple[str, ...]:
     counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
-    for feature in (asked := requested_features(request)):
+    for feature in (asked := features_required_by_request(request)):
         counted.setdefault(feature, [0, 0])[declined] += 1
     return asked
 
@@ -199,7 +199,9 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
     from pytest_emad.guarded_decoder import CallTimeLimit, GuardedDecoder, require_decoder  # imports NumPy
 
     hook_seconds = get_run_settings(config).decoder_timeout or HOOK_TIMEOUT_S
-    limited = requested_provider_name(config) != REMOTE_PROVIDER and set(registered_providers(config)) != {OUR_PROVIDER}
+    limited = requested_provider_name(config) != REMOTE_PROVIDER and set(registered_providers_by_name(config)) != {
+        OUR_PROVIDER
+    }
     with CallTimeLimit("the plugin", hook_seconds if limited else None, stream())(HOOK):
         name, decoder = _make_decoder(config, request)
     if name == OUR_PROVIDER:
@@ -213,7 +215,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
     if request.own_rule:
         count(OWN_RULE, getattr(decoder, "stated", None) is None)
     seconds = None if name == REMOTE_PROVIDER else hook_seconds
-    said = describe_provider(config, name, registered_providers(config)[name])
+    said = describe_provider(config, name, registered_providers_by_name(config)[name])
     return GuardedDecoder(decoder, CallTimeLimit(said, seconds, stream()), count)
 
 
@@ -233,7 +235,7 @@ def _make_decoder(config: pytest.Config, request: Request) -> tuple[str, Decoder
     from emad_ref.protocol import Unsupported
 
     require_unambiguous_decoder(config)
-    wanted, known = _sole_provider(config), registered_providers(config)
+    wanted, known = _sole_provider(config), registered_providers_by_name(config)
     counts = config.stash.setdefault(COUNTS, {})
     for name in known if wanted is None else [wanted]:
         others = [plugin for other, plugin in known.items() if other != name]
@@ -265,7 +267,7 @@ def provider_answer_counts(config: pytest.Config) -> list[dict[str, Any]]:
         | {FEATURES: offered.get(name, {})}
         | counts.get(name, dict.fromkeys(PROVIDER_OUTCOMES, 0))
         | (plugin.request_counts if isinstance(plugin, RemoteProvider) else {})
-        for name, plugin in registered_providers(config).items()
+        for name, plugin in registered_providers_by_name(config).items()
         if wanted in (None, name)
     ]
 
@@ -290,7 +292,7 @@ def unloaded_providers(config: pytest.Config) -> list[str]:
 
     Empty if the user chose a decoder by name, or if a foreign provider is loaded. It imports no module.
     """
-    if requested_provider_name(config) is not None or set(registered_providers(config)) != {OUR_PROVIDER}:
+    if requested_provider_name(config) is not None or set(registered_providers_by_name(config)) != {OUR_PROVIDER}:
         return []
     plugins = config.pluginmanager.get_plugins()
     loaded = {Path(file).resolve() for plugin in plugins if (file := getattr(plugin, "__file__", None))}

@@ -40,7 +40,7 @@ SUITES = suites_source.SUITES
 INSTALLED_SUITES = SOURCE_ROOT / "pytest_emad" / "suites"
 
 
-def require_one_installation() -> None:
+def require_same_source_tree() -> None:
     """Require that ``pytest_emad`` and ``emad_ref`` come from one tree, so that versions cannot mix.
 
     Raises:
@@ -175,7 +175,7 @@ CONTRADICTIONS = (
 )
 
 
-def require_compatible_plugins(config: pytest.Config) -> None:
+def require_compatible_plugin_options(config: pytest.Config) -> None:
     """Refuse options of other plugins under which no run of the suites can pass.
 
     Raises:

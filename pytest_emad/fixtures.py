@@ -11,7 +11,12 @@ import pytest
 
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.report.provenance import collect_provenance
-from emad_ref.statistics.goldens import KnownVerdicts, find_golden_folder, load_known_verdicts, require_known_verdicts
+from emad_ref.statistics.goldens import (
+    KnownVerdicts,
+    find_golden_folder,
+    load_known_verdicts_from_folders,
+    require_known_verdicts_file,
+)
 from emad_ref.statistics.verdicts import Claim
 from pytest_emad import subprocesses, terminal
 from pytest_emad.decoder_providers import make_guarded_decoder
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from emad_ref.measurements.study import PairNames
     from emad_ref.models.loading import LoadedModel
     from emad_ref.statistics.goldens import Goldens
-    from pytest_emad.suite_support import Ask, Auditor
+    from pytest_emad.suite_support import Ask, AuditFindingGate
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +61,8 @@ def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdic
     """Verdicts on record, from the same folders."""
     with stop_run_on_error():
         if emad_settings.gating.gate == "known" and emad_goldens.target is None:
-            require_known_verdicts(emad_goldens.folders)
-        return load_known_verdicts(emad_goldens.folders)
+            require_known_verdicts_file(emad_goldens.folders)
+        return load_known_verdicts_from_folders(emad_goldens.folders)
 
 
 @pytest.fixture
@@ -132,7 +137,7 @@ def emad_evidence(
 
     with stop_run_on_error():
         evidence = ModelMeasurements(emad_model, emad_settings.study, emad_host)
-        evidence.require_prerequisites()
+        evidence.require_prerequisites_of_all_claims()
     return evidence
 
 
@@ -218,8 +223,10 @@ def emad_rng(emad_settings: RunSettings) -> np.random.Generator:
 
 
 @pytest.fixture
-def emad_audit(emad_evidence: ModelMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
+def emad_audit(emad_evidence: ModelMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> AuditFindingGate:
     """Fails the test on an audit's complaint, warns if it had no power; compares tokens up to ties."""
-    from pytest_emad.suite_support import Auditor
+    from pytest_emad.suite_support import AuditFindingGate
 
-    return Auditor(emad_evidence.subject.reference_lens, emad_evidence.subject.tolerance, emad_settings, emad_record)
+    return AuditFindingGate(
+        emad_evidence.subject.reference_lens, emad_evidence.subject.tolerance, emad_settings, emad_record
+    )

@@ -76,7 +76,7 @@ def require_record(call: str, answer: Any) -> Record:
         if not isinstance(getattr(answer, part), list | tuple | np.ndarray):  # rows of equal length may be one array
             raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
     for row, each in enumerate(answer.emitted):
-        require_whole_numbers(call, each, f"emitted[{row}] as ")
+        require_integer_vector(call, each, f"emitted[{row}] as ")
     for column in (each.name for each in fields(TokenTable)):
         if not isinstance(found := getattr(answer.tokens, column, None), np.ndarray):
             raise _malformed(call, f"tokens.{column} as {type(found).__name__}", "a NumPy array")
@@ -101,7 +101,7 @@ def require_decoder(call: str, decoder: Any) -> None:
         raise _malformed(call, found, f"a decoder with {', '.join(REQUIRED_CALLS)}")
 
 
-def require_whole_numbers(call: str, value: Any, part: str = "") -> Ints:
+def require_integer_vector(call: str, value: Any, part: str = "") -> Ints:
     """Return ``value``, ``part`` of the answer of ``call``, if it is a one-dimensional array of whole numbers.
 
     Raises:
@@ -120,7 +120,7 @@ def _is_work_by_model(counts: Any) -> bool:
     return isinstance(counts, Mapping) and all(isinstance(work, Work) for work in counts.values())
 
 
-def require_capabilities(decoder: Any) -> Capabilities:
+def require_decoder_capabilities(decoder: Any) -> Capabilities:
     """The ``capabilities`` of ``decoder``.
 
     Raises:
@@ -182,7 +182,7 @@ class GuardedDecoder:
 
     @property
     def capabilities(self) -> Capabilities:
-        return require_capabilities(self._decoder)
+        return require_decoder_capabilities(self._decoder)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._decoder, name)
@@ -254,11 +254,11 @@ class GuardedSession:
 
     @property
     def length(self) -> Ints:
-        return require_whole_numbers("session.length", self._session.length)
+        return require_integer_vector("session.length", self._session.length)
 
     @property
     def cap(self) -> Ints:
-        return require_whole_numbers("session.cap", self._session.cap)
+        return require_integer_vector("session.cap", self._session.cap)
 
     @property
     def work(self) -> Work | None:

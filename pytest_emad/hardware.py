@@ -82,14 +82,14 @@ def plan_machine_measurements(chosen: argparse.Namespace) -> Iterator[MachineMea
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
     from emad_ref.measurements.hardware import (
+        compare_cached_steps,
         compare_captured_steps,
-        measure_logit_tolerances,
-        measure_weight_bandwidth,
+        measure_relative_weight_bandwidth,
     )
 
     measured = {
-        "tolerances": measure_logit_tolerances,
-        "bandwidth": measure_weight_bandwidth,
+        "tolerances": compare_cached_steps,
+        "bandwidth": measure_relative_weight_bandwidth,
         "graphs": compare_captured_steps,
     }
     for what in chosen.steps:
@@ -109,7 +109,9 @@ def _measure_untimed(
     return measure(model, dtype, device)
 
 
-def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
+def run_and_record_measurements(
+    chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic
+) -> dict[str, Any]:
     """Run all steps and write the record after each."""
     from emad_ref.benchmark.machine import machine_facts, measure_copy_bandwidth
 
@@ -140,7 +142,9 @@ def run_steps(chosen: argparse.Namespace, clock: Callable[[], float] = time.mono
 def build_suite_command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
     """The pytest command line of one suite run."""
     decoders = what == "decoders"
-    where = subprocesses.build_suite_arguments(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
+    where = subprocesses.build_suite_path_arguments(
+        chosen.suites, ("invariants", "fidelity") if decoders else ("cost",)
+    )
     options = {"model": model, "dtype": dtype, "device": chosen.device, "report": folder}
     only = {} if decoders else {"only": "EMAD-F2,EMAD-N1"}
     return subprocesses.build_pytest_arguments(["-q", "-p", "no:cacheprovider", *where], options | only)
@@ -204,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_replaceable_file(chosen.out / "record.json", "--out", "a record of this command", RECORD_START)
     except EmadError as error:
         parser.error(str(error))
-    record = run_steps(chosen)
+    record = run_and_record_measurements(chosen)
     for name, found in record.items():
         if name != FACTS:
             said = {key: value for key, value in found.items() if key != "claims"}

@@ -33,7 +33,7 @@ MAX_VALUE_LENGTH = 60  # most letters of a value in a message
 
 
 @dataclass
-class ModuleDefinitions:
+class ModuleTopLevelNames:
     """Names defined at the top level of one file.
 
     ``order``      names in the order of their binding
@@ -112,7 +112,7 @@ def _replaced_in_module(name: str, module: ModuleType) -> Iterator[tuple[str, st
             yield from _replaced_in_class(name, each, held.get(each), methods, module)
 
 
-def _undefined_names(source: ModuleDefinitions, held: dict[str, Any]) -> frozenset[str]:
+def _undefined_names(source: ModuleTopLevelNames, held: dict[str, Any]) -> frozenset[str]:
     """Names that a module never defined, because it stopped earlier, as by ``pytest.importorskip``."""
     last = max((number for number, name in enumerate(source.order) if name in held), default=-1)
     return frozenset(source.order[last + 1 :])
@@ -194,8 +194,8 @@ def _is_our_file(file: str) -> bool:
 
 
 @cache
-def _definitions(file: str) -> ModuleDefinitions:
-    found = ModuleDefinitions()
+def _definitions(file: str) -> ModuleTopLevelNames:
+    found = ModuleTopLevelNames()
     body = ast.parse(Path(file).read_bytes()).body
     times = Counter(name for node in body for name in _bound_names(node))
     for node in body:

@@ -17,7 +17,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.measurements import option_values
-from emad_ref.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S, Budget, Study, select_pair_names
+from emad_ref.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S, Budget, Study, resolve_pair_names_from_options
 from emad_ref.models.bundled import BUNDLED_PAIR
 from emad_ref.models.families import BACKENDS, FAST
 from emad_ref.report.tiers import STATED_CLAIM, TIERS
@@ -154,7 +154,7 @@ OPTIONS: tuple[PluginOption, ...] = (
         None,
         f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)",
     ),
-    PluginOption("device", option_values.parse_device, "cpu", "torch device (default: cpu)"),
+    PluginOption("device", option_values.parse_device_name, "cpu", "torch device (default: cpu)"),
     PluginOption(
         "dtype",
         option_values.make_choice_parser(option_values.DTYPES),
@@ -233,7 +233,7 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "margin",
-        option_values.make_minus_parser(option_values.parse_nats),
+        option_values.make_unicode_minus_parser(option_values.parse_nats),
         None,
         "also judge EMAD at this margin, in nats; U+2212 counts as a minus sign",
         "NATS",
@@ -408,7 +408,7 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
     given["models"] = models = given.pop("model")
     named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
-    given["pair"], given["pair_named"] = select_pair_names(*named, models, "--emad-"), any(named)
+    given["pair"], given["pair_named"] = resolve_pair_names_from_options(*named, models, "--emad-"), any(named)
     if len(set(models)) != len(models):
         raise BadArgument("--emad-model", models, "each model once")
     waived = [of for of, _ in given["waive"]]

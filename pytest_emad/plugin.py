@@ -17,8 +17,8 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report import schema
-from emad_ref.report.provenance import format_decoder_names, torch_thread_count
-from emad_ref.report.tiers import model_test_ids
+from emad_ref.report.provenance import format_judged_decoder_names, torch_thread_count
+from emad_ref.report.tiers import model_names_for_test_ids
 from pytest_emad import (
     collection_log,
     decoder_providers,
@@ -57,7 +57,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return None
     from pytest_emad import selfcheck  # imports torch
 
-    return selfcheck.run_selfcheck(config)
+    return selfcheck.run_selfcheck_for_status(config)
 
 
 class ExitStatusKeeper:
@@ -105,10 +105,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    environment.require_one_installation()
+    environment.require_same_source_tree()
     get_run_settings(config)
     environment.require_valid_waivers(config)
-    environment.require_compatible_plugins(config)
+    environment.require_compatible_plugin_options(config)
     environment.require_available_models(config)
     _prepare_benchmarks(config)
     terminal.open_stderr_copy(worker=hasattr(config, "workerinput"))
@@ -181,7 +181,7 @@ def _announce_report(config: pytest.Config) -> None:
 
 def _settle_report(config: pytest.Config) -> None:
     if (folder := config.stash.get(_REPORT_FOLDER, None)) is not None:
-        schema.mark_run_finished(folder)
+        schema.remove_run_start_mark(folder)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -197,7 +197,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 def _header(config: pytest.Config) -> list[str]:
     return format_header(
-        get_run_settings(config), format_decoder_names(decoder_providers.provider_answer_counts(config))
+        get_run_settings(config), format_judged_decoder_names(decoder_providers.provider_answer_counts(config))
     )
 
 
@@ -206,10 +206,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     subprocesses.record_provider_names(session.config)
     has_terminal = session.config.pluginmanager.has_plugin("terminalreporter")  # absent under -p no:terminal
     if has_terminal and environment.requested_suite_arguments(session.config):
-        from emad_ref.console import set_ascii_fallback
+        from emad_ref.console import set_stream_ascii_fallback
 
         # pytest itself would write its escapes as one line
-        set_ascii_fallback(session.config.get_terminal_writer()._file)
+        set_stream_ascii_fallback(session.config.get_terminal_writer()._file)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -241,7 +241,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize model fixtures in session scope, so that pytest frees one model before it loads the next."""
     if "emad_model" in metafunc.fixturenames:
         names = get_run_settings(metafunc.config).models
-        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_test_ids(names))
+        metafunc.parametrize("emad_model", names, indirect=True, scope="session", ids=model_names_for_test_ids(names))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -256,7 +256,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if any(selection.is_plugin_test(item) for item in items):
             _select_device(config)
         _deselect(config, items)
-        items[:] = selection.sort_by_suite_folder(items)
+        items[:] = selection.sorted_by_suite_folder(items)
     except pytest.UsageError as error:
         _raise_usage_error(config, items, error)
 
@@ -279,7 +279,7 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
         if row.is_gating(get_run_settings(config).gate_claims)
     }
     exact = {name for name, row in load_claims_register(config).items() if row.kind == "exact"}
-    items[:] = selection.sort_gates_first(items, gating, exact)
+    items[:] = selection.sorted_gates_first_per_model(items, gating, exact)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.gate import apply_gate
+from emad_ref.statistics.gate import build_gate_messages
 from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
+    AcceptedOutcomes,
     Change,
     KnownVerdicts,
-    RecordedOutcome,
-    RunConditions,
-    compare_with_record,
-    list_register_changes,
-    verdict_key,
+    RunSeedBudgetOptions,
+    compare_verdict_with_record,
+    list_changes_from_shipped_register,
+    verdict_key_fields,
 )
 from emad_ref.statistics.verdicts import Claim, Verdict
 from pytest_emad.options import RunSettings
 
 if TYPE_CHECKING:
     from emad_ref.audit.finding import Finding
-    from emad_ref.claims.base import NamedMeasurements, Question, RunPlan
+    from emad_ref.claims.base import ModelOrPairMeasurements, Question, RunPlan
     from emad_ref.measurements.attachments import Attachments
     from emad_ref.statistics.goldens import Goldens
 
@@ -66,9 +66,12 @@ class Recorder:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
         study = settings.study
-        options = [*study.non_default_setting_lines, *list_register_changes(register, settings.gate_claims)]
+        options = [
+            *study.non_default_setting_lines,
+            *list_changes_from_shipped_register(register, settings.gate_claims),
+        ]
         self._model = ""  # the test's model: the first one recorded
-        self._run = RunConditions(study.seed, study.budget.name, ", ".join(options))
+        self._run = RunSeedBudgetOptions(study.seed, study.budget.name, ", ".join(options))
 
     def record_claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
         """Record a verdict, then fail or warn by ``statistics.gate``.
@@ -83,15 +86,15 @@ class Recorder:
             BadArgument: the register has no row ``verdict.id``.
         """
         row = self._row(verdict.id)
-        key = verdict_key(row.id, fingerprint or verdict.model, corpus, self._run)
-        beside = compare_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
+        key = verdict_key_fields(row.id, fingerprint or verdict.model, corpus, self._run)
+        beside = compare_verdict_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
         verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
         updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
         if updating:
-            expected = RecordedOutcome(
+            expected = AcceptedOutcomes(
                 frozenset({verdict.verdict}), verdict.verdict
             )  # accepted; the run fails as a whole
-        found = apply_gate(verdict, row, self._settings.gating, expected)
+        found = build_gate_messages(verdict, row, self._settings.gating, expected)
         told = verdict.to_json() | {"title": row.display_title, "fails": bool(found.failure)}
         self._add(CLAIM, told | ({"refused": refused} if refused else {}))
         self._add(KNOWN, beside.to_json())
@@ -102,7 +105,7 @@ class Recorder:
         if found.failure:
             pytest.fail(found.failure, pytrace=False)
 
-    def record_attachments(self, model: str, shown: Attachments) -> None:
+    def record_tables_points_notes(self, model: str, shown: Attachments) -> None:
         """Record every table, note and point of ``shown``, about ``model``."""
         for point in shown.points:
             self.record_point(point)
@@ -192,7 +195,7 @@ class Recorder:
             pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
         return stored
 
-    def _gates(self, row: Claim, expected: RecordedOutcome | None) -> bool:
+    def _gates(self, row: Claim, expected: AcceptedOutcomes | None) -> bool:
         """Whether a row gates: under ``known`` if a verdict is recorded, else by register and options."""
         if self._settings.gating.gate == "known":
             return expected is not None
@@ -220,7 +223,7 @@ class Recorder:
 
 
 def decide_and_record_claim(
-    evidence: NamedMeasurements,
+    evidence: ModelOrPairMeasurements,
     layers: int,
     docket: RunPlan,
     record: Recorder,
@@ -246,7 +249,7 @@ def decide_and_record_claim(
         asked = docket.make_context(claim, evidence.name, layers)
         record.record_claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
-    record.record_attachments(evidence.name, answer.exhibits)
+    record.record_tables_points_notes(evidence.name, answer.exhibits)
     record.record_claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 
 

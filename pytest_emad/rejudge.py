@@ -103,7 +103,7 @@ def pytest_arguments(run: RejudgeRun, chosen: argparse.Namespace) -> list[str]:
     )
 
 
-def run_and_summarize(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
+def run_to_status_and_message(run: RejudgeRun, chosen: argparse.Namespace) -> tuple[int, str]:
     """(exit status, text of its line). An update fails by design if a verdict changed; a test must not fail."""
     log = chosen.out / f"{run.name}.log"
     status = subprocesses.run_pytest(pytest_arguments(run, chosen), log)
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     worst = 0
     for run in wanted:
-        status, said = run_and_summarize(run, chosen)
+        status, said = run_to_status_and_message(run, chosen)
         print(f"{run.name}: {said}", flush=True)
         worst = max(worst, status)
     return worst

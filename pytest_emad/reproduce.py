@@ -32,7 +32,7 @@ import pytest
 from tqdm import tqdm
 
 from emad_ref import __version__
-from emad_ref.cli.arguments import add_executor_argument
+from emad_ref.cli.arguments import add_worker_executor_argument
 from emad_ref.console import run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
@@ -49,8 +49,8 @@ from emad_ref.report.suite_parts import (
     SUMMARY_FILE,
     SuitePart,
     model_folder_name,
-    read_part_plan,
-    run_parts,
+    read_part_plan_json,
+    run_and_yield_part_statuses,
     write_merged_report,
     write_models_summary,
 )
@@ -72,7 +72,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", type=_absolute, help="folder with data sets, as --emad-data")
     parser.add_argument("--device", default="cpu")
-    add_executor_argument(parser)
+    add_worker_executor_argument(parser)
     return parser
 
 
@@ -84,7 +84,7 @@ def _package_or_path(text: str) -> str:
     return str(_absolute(text)) if Path(text).exists() else text
 
 
-def suite_options_by_name(model: str, chosen: argparse.Namespace) -> dict[str, object]:
+def emad_option_values_by_name(model: str, chosen: argparse.Namespace) -> dict[str, object]:
     data = {"data": chosen.data} if chosen.data else {}
     return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
 
@@ -95,11 +95,13 @@ def suite_part_reuse_key(model: str, part: str, chosen: argparse.Namespace) -> d
     return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
 
 
-def write_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int:
+def run_pytest_writing_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     """Run a pytest that writes the parts of the suites for ``model`` into ``folder``; returns its exit status."""
-    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.build_suite_arguments(chosen.suites)]
+    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.build_suite_path_arguments(chosen.suites)]
     status = subprocesses.run_pytest(
-        subprocesses.build_pytest_arguments(words, suite_options_by_name(model, chosen) | {"cut": folder / PARTS_FILE}),
+        subprocesses.build_pytest_arguments(
+            words, emad_option_values_by_name(model, chosen) | {"cut": folder / PARTS_FILE}
+        ),
         folder / LOG_FILE,
     )
     return COULD_NOT_RUN if status == 1 else status  # a collection run has no verdicts
@@ -107,7 +109,7 @@ def write_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int
 
 def plan_suite_parts(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
     """Parts of the suites for ``model``, in the order of a single run of all."""
-    return [_work_unit(model, part, folder, chosen) for part in read_part_plan(folder)["parts"]]
+    return [_work_unit(model, part, folder, chosen) for part in read_part_plan_json(folder)["parts"]]
 
 
 def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argparse.Namespace) -> SuitePart:
@@ -115,9 +117,9 @@ def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argpar
     name = part["folder"] or whole_of_it
     name = f"{name}-{part['only']}" if part["only"] else name
     only = [*PARTITION_PLUGIN, f"--emad-part={part['only']}"] if part["only"] else []
-    where = subprocesses.build_suite_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
+    where = subprocesses.build_suite_path_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
     words = subprocesses.build_pytest_arguments(
-        [*only, *where], suite_options_by_name(model, chosen) | {"report": folder / name}
+        [*only, *where], emad_option_values_by_name(model, chosen) | {"report": folder / name}
     )
     known = suite_part_reuse_key(model, name, chosen)
     return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
@@ -159,14 +161,14 @@ def run_and_merge_parts(
     units: list[SuitePart] = []
     for model, folder in folders.items():
         schema.mark_run_started(folder)
-        statuses[model] = write_part_plan(model, folder, chosen)
+        statuses[model] = run_pytest_writing_part_plan(model, folder, chosen)
         units += plan_suite_parts(model, folder, chosen) if statuses[model] == RUNNABLE else []
     before = {id(unit): status for unit in units if (status := unit.earlier_exit_status()) is not None}
     left = [unit for unit in units if id(unit) not in before]
     with tqdm(total=len(units), initial=len(before), desc="judged", unit="unit", disable=None) as bar:
         for unit in (unit for unit in units if id(unit) in before):
             bar.write(f"{unit.model} {unit.part}: judged before, status {before[id(unit)]}")
-        for unit, status in run_parts(crew, left):
+        for unit, status in run_and_yield_part_statuses(crew, left):
             bar.write(f"{unit.model} {unit.part}: status {status}, see {unit.folder / LOG_FILE}")
             bar.update()
             statuses[unit.model] = statuses[unit.model] if status in DECIDED_STATUSES else status

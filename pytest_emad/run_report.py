@@ -33,7 +33,7 @@ from emad_ref.report.provenance import (
     DECLINED,
     collect_provenance,
     describe_tested_project,
-    format_decoder_names,
+    format_judged_decoder_names,
     merge_provider_counts,
 )
 from emad_ref.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, State
@@ -174,7 +174,7 @@ class RunRecord:
         return any(self.records[key] for key in RECORDS)
 
     @property
-    def uses_plugin(self) -> bool:
+    def is_plugin_run(self) -> bool:
         """Whether this run uses the plugin, which ignores other runs."""
         if self.has_records or self._requested_tests or self.settings.expect_decoder:
             return True
@@ -203,7 +203,7 @@ class RunRecord:
     def _claims(self) -> dict[str, str]:
         return {nodeid: claim for log in self._logs for nodeid, claim in log["claims"].items()}
 
-    def fail_on_contradictions(self, exit_status: int) -> None:
+    def fail_on_report_inconsistencies(self, exit_status: int) -> None:
         """Fail the run if verdicts, audits and reported outcomes contradict each other, even in an incomplete run."""
         from emad_ref.report.verification import find_contradictions  # only on demand
 
@@ -211,10 +211,10 @@ class RunRecord:
 
     def fail_on_undecided_tests(self, exit_status: int) -> None:
         """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
-        from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps  # only on demand
+        from emad_ref.report.gaps import is_waived, undecided_failure_reasons_and_gaps  # only on demand
 
         shipped, register = environment.all_shipped_test_names(), load_claims_register(self.config)
-        reasons, gaps = undecided_reasons_and_gaps(self.build_report(exit_status), shipped, register)
+        reasons, gaps = undecided_failure_reasons_and_gaps(self.build_report(exit_status), shipped, register)
         self.failures += reasons
         for waiver in self.waivers:
             waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
@@ -249,7 +249,7 @@ class RunRecord:
                 "project": self._project,
             },
             "decoder": {
-                "name": format_decoder_names(providers),
+                "name": format_judged_decoder_names(providers),
                 "foreign": any(provider["foreign"] for provider in providers),
                 "providers": providers,
                 "overlooked": self._unloaded_providers if requested else [],
@@ -392,7 +392,7 @@ class ReportPlugin:
             pytest.exit(stop, returncode=int(pytest.ExitCode.USAGE_ERROR))
         self.run.add_outcome(report)
         if report.when == "teardown":
-            shorten_records(report)
+            replace_records_with_junit_properties(report)
             self._name_class(report)
 
     def _name_class(self, report: pytest.TestReport) -> None:
@@ -440,12 +440,12 @@ class ReportPlugin:
             if (
                 self._without_tests in FIXTURES_ONLY
                 and session.exitstatus == pytest.ExitCode.OK
-                and self.run.uses_plugin
+                and self.run.is_plugin_run
             ):
                 session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # pytest's status for a run without tests
             return
         self.run.state = self._ended(session)
-        if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.uses_plugin:
+        if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.is_plugin_run:
             # pytest.exit(returncode=0) from any code: a stopped run has not passed
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
@@ -455,14 +455,14 @@ class ReportPlugin:
             self.run.failures += unmet_requirements(
                 self.run.build_report(int(session.exitstatus)), load_claims_register(self.config)
             )
-        if self.run.state != "usage error" and self.run.uses_plugin:
-            self.run.fail_on_contradictions(int(session.exitstatus))
-        if self.run.state == "complete" and self.run.uses_plugin:
+        if self.run.state != "usage error" and self.run.is_plugin_run:
+            self.run.fail_on_report_inconsistencies(int(session.exitstatus))
+        if self.run.state == "complete" and self.run.is_plugin_run:
             self.run.fail_on_undecided_tests(int(session.exitstatus))
         status = int(session.exitstatus)
         if self.run.failures and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self.run.uses_plugin or self.run.failures or self.run.waivers:
+        if self.run.is_plugin_run or self.run.failures or self.run.waivers:
             self._last = self.run.build_report(int(session.exitstatus))
         self._write(session)
         self._append_job_summary(session)
@@ -475,7 +475,7 @@ class ReportPlugin:
     def pytest_unconfigure(self) -> None:
         """Restore the exit status if a later ``pytest_sessionfinish`` hook cleared it."""
         session, status = self._session, self._status
-        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.uses_plugin:
+        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.is_plugin_run:
             session.exitstatus = status
             said = f"emad: a hook set the exit status to 0 after this run had ended with {status}; it stays {status}"
             print(said, file=sys.stderr)
@@ -511,7 +511,7 @@ class ReportPlugin:
     def _append_job_summary(self, session: pytest.Session) -> None:
         """Append the summary as Markdown to the file that a GitHub job names."""
         path = os.environ.get(JOB_SUMMARY)
-        if not path or not self._last or not self.run.uses_plugin:
+        if not path or not self._last or not self.run.is_plugin_run:
             return
         from emad_ref.report.summary import build_run_summary, format_ci_job_summary
 
@@ -528,7 +528,7 @@ class ReportPlugin:
         """Print the summary after pytest's own failures, so that verdicts are last on the screen."""
         yield
         if self._without_tests:
-            if self.run.uses_plugin and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
+            if self.run.is_plugin_run and (self._without_tests in FIXTURES_ONLY or self.config.get_verbosity() >= 0):
                 said = f"emad: {NO_TEST_OPTIONS[self._without_tests]} runs no test: nothing was decided"
                 terminalreporter.line(f"{said}, and no report is written")
         elif self._last is None:
@@ -539,15 +539,18 @@ class ReportPlugin:
 
     def _print_summary(self, terminal: pytest.TerminalReporter, report: Mapping[str, Any]) -> None:
         """Print at most forty lines of summary. ``-v`` adds every row before it; ``-vv`` adds legs and tables."""
-        from emad_ref.console import set_ascii_fallback
-        from emad_ref.report.summary import build_run_summary, summary_lines  # imports tabulate, so only on demand
+        from emad_ref.console import set_stream_ascii_fallback
+        from emad_ref.report.summary import (  # imports tabulate, so only on demand
+            build_run_summary,
+            format_summary_lines_with_tones,
+        )
 
         writer = self.config.get_terminal_writer()
-        set_ascii_fallback(writer._file)
+        set_stream_ascii_fallback(writer._file)
         for title, text in _verbose_sections(report, writer.fullwidth, self.config.get_verbosity()):
             terminal.section(title)
             terminal.line(escape_unsafe(text))
-        lines = summary_lines(build_run_summary(report), writer.fullwidth, list(self._places()))
+        lines = format_summary_lines_with_tones(build_run_summary(report), writer.fullwidth, list(self._places()))
         if report["claims"]:
             terminal.section(f"emad: {', '.join(report['settings']['models'])}")
         for line, tone in lines:
@@ -566,7 +569,12 @@ class ReportPlugin:
 
 def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
     """(title, text) of each section before the summary."""
-    from emad_ref.report.tables import format_note, format_sections, format_text_table, leg_rows
+    from emad_ref.report.tables import (
+        format_note_list_item,
+        format_section_titles_and_texts,
+        format_text_table,
+        leg_rows,
+    )
 
     updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
     if updated:  # shown at every verbosity, since the user requested this update
@@ -574,12 +582,15 @@ def _verbose_sections(report: Mapping[str, Any], width: int, verbosity: int) -> 
     if verbosity < 1:
         return
     tables = report["tables"] if verbosity > 1 else []
-    yield from format_sections(report["points"], tables, report["claims"], report["notes"], width)
+    yield from format_section_titles_and_texts(report["points"], tables, report["claims"], report["notes"], width)
     for claim in report["claims"] if verbosity > 1 else []:
         if claim["legs"]:
             yield f"{claim['id']} on {claim['model']}", format_text_table(leg_rows(claim["legs"]), width)
     if report["run"]["failures"]:
-        yield "emad: why the run fails", "\n".join(format_note(reason, width) for reason in report["run"]["failures"])
+        yield (
+            "emad: why the run fails",
+            "\n".join(format_note_list_item(reason, width) for reason in report["run"]["failures"]),
+        )
 
 
 def _display_path(path: Path, config: pytest.Config) -> Path:
@@ -603,7 +614,7 @@ def _finished_report(folder: Path) -> str | None:
     return None
 
 
-def shorten_records(report: pytest.TestReport) -> None:
+def replace_records_with_junit_properties(report: pytest.TestReport) -> None:
     """Replace plugin records among the properties of ``report`` by their short form; call it after their last use."""
     claims = [value for kind, value in first_attempt_records(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]

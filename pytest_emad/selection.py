@@ -14,7 +14,7 @@ import pytest
 
 from emad_ref.measurements.study import BUDGETS
 from emad_ref.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
-from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, parse_test_parameters
+from emad_ref.report.tiers import STATED_CLAIM, is_tier_test, test_parameters_without_models
 from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, load_register
 from pytest_emad import environment
 from pytest_emad.environment import is_shipped_test, shipped_file_name
@@ -67,7 +67,11 @@ def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
     name = environment.shipped_test_name(item)
-    if chosen.tier and name and not is_tier_test(chosen.tier, name, parse_test_parameters(item.nodeid, chosen.models)):
+    if (
+        chosen.tier
+        and name
+        and not is_tier_test(chosen.tier, name, test_parameters_without_models(item.nodeid, chosen.models))
+    ):
         return NOT_OF_TIER
     if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
         return NO_EXIT
@@ -86,7 +90,7 @@ def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, registe
 FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 
 
-def sort_by_suite_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+def sorted_by_suite_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """``items`` with shipped tests ordered by folder of ``suites``, and within a folder as collected."""
     ours = {place: file for place, item in enumerate(items) if (file := shipped_file_name(item.path)) is not None}
     moved = iter(sorted(ours, key=lambda place: suite_folder_rank(ours[place].split("/")[1])))
@@ -98,7 +102,7 @@ def suite_folder_rank(folder: str) -> int:
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
-def sort_gates_first(
+def sorted_gates_first_per_model(
     items: Sequence[pytest.Item], gating: Collection[str], exact: Collection[str]
 ) -> list[pytest.Item]:
     """``items`` with ``gating`` claims without a model first, then per model its gates, ``exact`` ones first.

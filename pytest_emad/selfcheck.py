@@ -32,10 +32,10 @@ from emad_ref.report.mutation_results import (
     MutationResult,
     are_results_as_expected,
     classify_mutant_run,
+    format_mutation_counts,
     format_mutation_result,
     format_mutation_table,
-    iterate_complaints,
-    summarize_mutations,
+    iterate_run_complaints,
 )
 from pytest_emad.options import OPTIONS, SELFCHECK, get_run_settings
 
@@ -43,7 +43,7 @@ IMPORTED = ("torch._dynamo", "transformers", "hypothesis.stateful", "scipy.stats
 LIMIT_S = 1800.0  # seconds for one planted decoder; a decoder that hangs is not caught
 
 
-def run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
+def can_run_pytest_within_limit(arguments: list[str], log: Path) -> bool:
     """Run pytest with ``arguments``, its output in ``log``; returns whether it ended within ``LIMIT_S``."""
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)  # either kind of context; typeshed's base class has no Process
@@ -73,7 +73,7 @@ PASSED_ON = ("model", "corpus", "device", "dtype", "profile", "budget", "seed", 
 PROVIDER = "pytest_emad.mutants"
 
 
-def run_selfcheck(config: pytest.Config) -> int:
+def run_selfcheck_for_status(config: pytest.Config) -> int:
     """Run the catalogue, print a line for each entry and the table; the exit status.
 
     Raises:
@@ -93,7 +93,7 @@ def run_selfcheck(config: pytest.Config) -> int:
         for number, one in enumerate(planted, start=1):
             results.append(_check_mutant(config, one, Path(folder, str(number)), everything))
             print(f"{number}/{len(planted)} {format_mutation_result(results[-1])}", flush=True)
-    said = summarize_mutations(results)
+    said = format_mutation_counts(results)
     print(f"\n{format_mutation_table(results)}\n{said}")
     if asked.report is not None:
         written = {"model": asked.models[0], "summary": said, "results": [asdict(result) for result in results]}
@@ -118,8 +118,8 @@ def _selected_mutants(names: str) -> list[Mutant]:
 def _check_mutant(config: pytest.Config, planted: Mutant, folder: Path, everything: bool) -> MutationResult:
     began = time.monotonic()
     folder.mkdir()
-    if run_pytest_within_limit(_arguments(config, planted, folder, everything), folder / LOG_FILE):
-        found, by, message = classify_mutant_run(planted, list(iterate_complaints(folder)), folder)
+    if can_run_pytest_within_limit(_arguments(config, planted, folder, everything), folder / LOG_FILE):
+        found, by, message = classify_mutant_run(planted, list(iterate_run_complaints(folder)), folder)
     else:
         found, by, message = UNFINISHED, "", f"stopped after {LIMIT_S:g} s; is the machine busy, or the model large?"
     seconds, plain = round(time.monotonic() - began, 1), " ".join(message.removeprefix("Failed: ").split())

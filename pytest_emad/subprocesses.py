@@ -100,7 +100,7 @@ def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: f
 
 def _provider_names(config: pytest.Config) -> list[str]:
     """Names of the decoder providers; the class name in place of pytest's generated one, which differs by process."""
-    known = decoder_providers.registered_providers(config).items()
+    known = decoder_providers.registered_providers_by_name(config).items()
     return [type(plugin).__qualname__ if name.isdecimal() else name for name, plugin in known]
 
 
@@ -133,7 +133,7 @@ def _require_same_providers(config: pytest.Config, theirs: list[str]) -> None:
         )
 
 
-def build_suite_arguments(suites: str, parts: Sequence[str] = ()) -> list[str]:
+def build_suite_path_arguments(suites: str, parts: Sequence[str] = ()) -> list[str]:
     """Pytest arguments for ``parts`` (folders) of ``suites``, a path or a package; all of it by default."""
     if Path(suites).exists():
         return [str(Path(suites, part)) for part in parts] or [suites]

@@ -34,7 +34,7 @@ from pytest_emad.recorder import EmadWarning, Recorder
 Ask = Callable[..., None]  # decides a claim, by id, on a fixture's evidence, and records the answer
 
 
-class Auditor:
+class AuditFindingGate:
     """The fixture ``emad_audit``: called with a finding, it fails the test, warns, or records the count."""
 
     def __init__(self, lens: Lens, tolerance: float, settings: RunSettings, record: Recorder) -> None:

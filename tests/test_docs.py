@@ -17,10 +17,10 @@ from emad_ref.models.loading import load
 from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
-    RunConditions,
+    RunSeedBudgetOptions,
     find_golden_folder,
-    load_known_verdicts,
-    verdict_key,
+    load_known_verdicts_from_folders,
+    verdict_key_fields,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 from pytest_emad import hardware, reproduce
@@ -212,10 +212,10 @@ def held(claim: str, verdict: str, model: str, corpus: str) -> int:
     """Return 1 if the record has the verdict, 0 if it depends on the machine."""
     if load_register()[claim].requires in MACHINE_BOUND:
         return 0
-    known, circumstances = load_known_verdicts([find_golden_folder()]), RunConditions(0, "smoke")
+    known, circumstances = load_known_verdicts_from_folders([find_golden_folder()]), RunSeedBudgetOptions(0, "smoke")
     pair = "+".join(load(name).fingerprint for name in ("emad-nano", "emad-tiny"))
     keys = [
-        verdict_key(claim, name, read, circumstances)
+        verdict_key_fields(claim, name, read, circumstances)
         for name in (load(model).fingerprint, model, pair, "emad-nano + emad-tiny")
         for read in (corpus, "world tasks", "")
     ]

@@ -8,7 +8,7 @@ _rootpath, benchmark_quiet  # pytest's root folder, an option of pytest-benchmar
 mode, ignored, cache_hook, types  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 load_task_splits, generate_world_splits, add_boxed_answers  # named in tasks' YAML
-score_world_code, score_humaneval_completion  # also named in tasks' YAML
+compute_world_code_metrics, compute_humaneval_metrics  # also named in tasks' YAML
 run_sandbox_plan, start_role  # exec'd in the sandbox's children
 run_program  # of the sandbox, for programs without a check
 __getattr__, __dir__  # lazy names of the package
@@ -18,7 +18,7 @@ plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  
 _repr_html_  # display of an object in a notebook
 fit_translators, attach_translators, decoded_columns  # also lazy: docs/lens.md
 features_of_windows  # docs/screen.md
-translators_to_tensors, translators_from_tensors  # for files that contain translators and other content
+state_translators_to_tensors, state_translators_from_tensors  # for files that contain translators and other content
 shallow_point  # requested by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
@@ -29,10 +29,10 @@ process_seconds  # of a timing, with the wall clock: benchmarks read it
 canonical_solution, exit_code, mean_loss  # parts of records that people look at
 corrected  # of an estimator against the full softmax: whether a linear map was applied
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
-monotone_depths  # the plain form that laws compare with replay
+monotone_depths_from_signal  # the plain form that laws compare with replay
 cluster_near_duplicates  # a document index's result for many texts, read by tests
 decode_and_prompt_work  # the derivation that laws compare with counted work
 features_of_record  # for records of a user's own decoder: docs/guarantee.md
-catch_up_tokens, count_catch_up_tokens  # of one switched text: laws compare many texts with it
+catch_up_tokens_by_model, count_catch_up_tokens  # of one switched text: laws compare many texts with it
 undecided, feed_depth, gated, opened, begin, kept_of, Tokens  # names of earlier versions, for users' code
 record_features, read_features, judge_side, without_quality, by_document  # earlier names

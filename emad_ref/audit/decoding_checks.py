@@ -12,8 +12,8 @@ from scipy.special import log_softmax
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
 from emad_ref.audit.reference_logits import (
     LensReference,
-    PrefixLens,
-    ProbeReadouts,
+    PrefixCachingLens,
+    ProbeReadoutWork,
     emission_noise_factor,
     is_decided_by_full_heads,
     is_tied,
@@ -25,9 +25,9 @@ from emad_ref.audit.trajectory import (
     DecoderUnderTest,
     Judge,
     Trajectory,
-    count_non_full_depth_tokens,
-    count_positions_with_probe,
-    feed_slices,
+    count_exit_eligible_positions,
+    count_tokens_unlike_full_depth,
+    make_feed_slices,
 )
 from emad_ref.audit.work import require_counted_work
 from emad_ref.errors import BadArgument
@@ -55,27 +55,29 @@ def check_decisions(under_test: DecoderUnderTest, prompts: Sequence[Prompt], con
     judge = Judge.for_check(
         "decisions", under_test, MIN_DISCRIMINATING if point.has_adaptive_depth else 0, judges_work=True
     )
-    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # every history occurs twice
+    judge = replace(judge, lens=PrefixCachingLens(under_test.lens, kept=len(prompts)))  # every history occurs twice
     with judge.tally:
         together = [list(range(len(prompts)))] if len(prompts) > 1 else []
         for chosen in (*([row] for row in range(len(prompts))), *together):
-            require_valid_session(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
+            require_session_run_matches_lens(judge, decoder, [prompts[row] for row in chosen], continuations[chosen])
     return judge.tally.to_finding()
 
 
-def require_valid_session(judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints) -> None:
+def require_session_run_matches_lens(
+    judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], continuations: Ints
+) -> None:
     """Require right answers of a session over ``prompts``, fed ``continuations`` int64 [rows, n] at the rule's depths.
 
     A row alone is fed token by token; several rows also in the widest allowed feeds.
     """
     widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
     with CheckedSession(judge, decoder, prompts) as transcript:
-        for columns in feed_slices(continuations.shape[1], widest):
+        for columns in make_feed_slices(continuations.shape[1], widest):
             transcript.feed(continuations[:, columns])
         trajectories = transcript.build_trajectories()
         ahead = judge.with_lens_prefetch(trajectories)
         readouts = [ahead.require_trajectory(trajectory).readouts for trajectory in trajectories]
-        judge.tally.discriminating += sum(count_positions_with_probe(each, judge.point) for each in trajectories)
+        judge.tally.discriminating += sum(count_exit_eligible_positions(each, judge.point) for each in trajectories)
         if judge.counted:
             require_counted_work(
                 judge, transcript.session.work, trajectories, readouts, widest=min(widest, WIDEST_FEED)
@@ -100,17 +102,17 @@ def check_generation(
     """
     decoder, point = under_test.decoder, under_test.point
     judge = Judge.for_check("generation", under_test, needed if point.has_adaptive_depth else 0, judges_work=True)
-    judge = replace(judge, lens=PrefixLens(under_test.lens, kept=len(prompts)))  # most histories occur again
+    judge = replace(judge, lens=PrefixCachingLens(under_test.lens, kept=len(prompts)))  # most histories occur again
     with judge.tally:
         together = decoder.generate(prompts, max_new, NO_STOP)
         halfway = frozenset(together.emitted[0][len(together.emitted[0]) // 2 :][:1].tolist())
-        require_valid_record(judge, together, prompts, max_new)
-        require_valid_record(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
-        require_valid_record(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
+        require_record_matches_lens(judge, together, prompts, max_new)
+        require_record_matches_lens(judge, decoder.generate(prompts[:1], max_new, NO_STOP), prompts[:1], max_new)
+        require_record_matches_lens(judge, decoder.generate(prompts, max_new, halfway), prompts, max_new, halfway)
     return judge.tally.to_finding()
 
 
-def require_valid_record(
+def require_record_matches_lens(
     judge: Judge,
     record: Record,
     prompts: Sequence[Prompt],
@@ -129,16 +131,18 @@ def require_valid_record(
     """
     point = judge.point
     trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, point)
-    tally_answer_rows(judge.tally, record, prompts)
+    count_answer_lengths_and_stops(judge.tally, record, prompts)
     looked_at = range(len(prompts)) if rows is None else rows
     if len(looked_at) < len(prompts) and not is_decided_by_full_heads(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
-    readouts = [ProbeReadouts.from_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+    readouts = [
+        ProbeReadoutWork.from_point_with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories
+    ]
     judge = judge.with_lens_prefetch(trajectories[row] for row in looked_at)
     for row in looked_at:
         reference = judge.require_trajectory(trajectories[row])
         judge.require_tokens(trajectories[row], record.emitted[row], reference)
-        judge.tally.discriminating += count_non_full_depth_tokens(reference, trajectories[row])
+        judge.tally.discriminating += count_tokens_unlike_full_depth(reference, trajectories[row])
         readouts[row] = reference.readouts
     if judge.counted:
         require_record_work(judge, record, trajectories, readouts)
@@ -170,10 +174,14 @@ def extract_trajectories(
     return rows
 
 
-def tally_answer_rows(tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False) -> None:
+def count_answer_lengths_and_stops(
+    tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False
+) -> None:
     """Add the rows of one answer of ``generate`` to the counts of ``tally``."""
     stopped = sum(reason == "stop token" for reason in record.stop)
-    tally.count_rows([len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn)
+    tally.count_lengths_and_stops(
+        [len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn
+    )
 
 
 def _row_trajectory(
@@ -206,7 +214,7 @@ def _row_trajectory(
 
 
 def require_record_work(
-    judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadouts]
+    judge: Judge, record: Record, trajectories: list[Trajectory], readouts: Sequence[ProbeReadoutWork]
 ) -> None:
     """Require that the record's work matches its decisions, and its prompt part the prompts."""
     tally, point = judge.tally, judge.point
@@ -285,7 +293,7 @@ def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int
 
     Both runs share their history up to there, but each has its own depth at ``at``.
     """
-    point, wider = judge.point, judge.widen_reference(run, reference, at)
+    point, wider = judge.point, judge.widen_reference_at_position(run, reference, at)
     tolerance, of_signal = wider.tolerance[: at + 1], wider.signal_tolerance[: at + 1]
     near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), of_signal)
     best = np.sort(reference.emitted.after_layer(int(run.depth[at]))[at])[-2:]
@@ -343,7 +351,7 @@ def check_replay_agreement(
     compared. Discriminating positions have a probe below the cap. ``excuses_ties``: any number of them.
     """
     tally = Tally("bridge", needed if point.has_adaptive_depth else 0, excuses_ties)
-    allowed = tally.widen_tolerance(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
+    allowed = tally.tolerance_at_least_noise(max(tolerance, TRACE_ROUNDING), decoder.capabilities.logit_noise)
     judge = Judge(tally, None, point, allowed)  # replay replaces the lens
     with tally:
         for number, document in enumerate(replayed):
@@ -355,7 +363,7 @@ def check_replay_agreement(
                     transcript.feed(np.array([[token]]))
                 (trajectory,) = transcript.build_trajectories()
             tally.n += len(trajectory.depth)
-            tally.discriminating += count_positions_with_probe(trajectory, point)
+            tally.discriminating += count_exit_eligible_positions(trajectory, point)
             of_signal = np.full(len(trajectory.depth), allowed)
             if document.slopes is not None and decoder.capabilities.logit_noise:
                 of_signal *= document.slopes()

@@ -78,7 +78,7 @@ def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> Non
 
 
 @contextmanager
-def prefix_complaints(prefix: str) -> Iterator[None]:
+def prefix_raised_complaints(prefix: str) -> Iterator[None]:
     """Put ``prefix`` before a complaint that is raised inside the block."""
     try:
         yield
@@ -110,7 +110,9 @@ class Tally:
     prompt_lengths: set[int] = field(default_factory=set)
     roundings: list[float] = field(default_factory=list)  # tolerances at positions with larger measured rounding
 
-    def count_rows(self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False) -> None:
+    def count_lengths_and_stops(
+        self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False
+    ) -> None:
         """Count one answered request: ``lengths`` of its prompts, numbers of ``new`` tokens, rows that ``stopped``.
 
         ``drawn``: the tokens are samples.
@@ -124,7 +126,7 @@ class Tally:
         self.live["window_ends"] += sum(end >= self.window - WINDOW_END for end in ends) if self.window else 0
         self.live["rows_together"] = max(self.live["rows_together"], len(lengths))
 
-    def widen_tolerance(self, tolerance: float, declared: float) -> float:
+    def tolerance_at_least_noise(self, tolerance: float, declared: float) -> float:
         """``tolerance``, raised to the noise that the decoder has ``declared``."""
         self.noisy = declared > tolerance
         return max(tolerance, declared)

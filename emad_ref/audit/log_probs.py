@@ -18,7 +18,9 @@ from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
 
 
-def read_log_probs(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
+def generate_greedy_log_probs(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int
+) -> Sequence[TokenLogProbs]:
     """Log-probabilities from ``decoder.log_probs``, else from the decoder's sessions. Raises Unsupported."""
     ask = getattr(decoder, "log_probs", None)
     return greedy_session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
@@ -52,14 +54,14 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
     judge = Judge.for_check("log-probabilities", under_test)
     tally, allowed = judge.tally, 2 * judge.tolerance
     with tally:
-        rows = read_log_probs(under_test.decoder, prompts, max_new, top)
+        rows = generate_greedy_log_probs(under_test.decoder, prompts, max_new, top)
         tally.require(len(rows) == len(prompts), f"{len(rows)} rows for {len(prompts)} prompts")
         divergence, agreeing = [], 0
         for row, (prompt, shown) in enumerate(zip(prompts, rows, strict=True)):
             history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
             expected = log_softmax(under_test.lens(history).last_layer, axis=-1)
             new = expected[len(prompt.tokens) - 1 :]
-            fault = describe_log_prob_fault(shown, max_new, top, allowed)
+            fault = log_probs_malformed_reason(shown, max_new, top, allowed)
             tally.require(not fault, f"row {row}: {fault}")
             known = np.take_along_axis(new, shown.ids, axis=-1)
             started = len(prompt.tokens) - 1
@@ -91,7 +93,7 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
         every = np.concatenate(divergence)
         tally.notes.append(f"KL {every.mean():.1e} nats, {every.max():.1e} at most; top-1 {agreeing} of {len(every)}")
         lengths = [len(prompt.tokens) for prompt in prompts]
-        tally.count_rows(lengths, [max_new] * len(prompts), 0)
+        tally.count_lengths_and_stops(lengths, [max_new] * len(prompts), 0)
     return tally.to_finding()
 
 
@@ -106,7 +108,7 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     return total
 
 
-def describe_log_prob_fault(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
+def log_probs_malformed_reason(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
     """Reason why ``shown`` is not ``max_new`` greedy tokens among ``top`` different ids each; "" if it is.
 
     A greedy token is at most ``allowed`` nats behind the likeliest one that the decoder itself reports.

@@ -30,7 +30,7 @@ MB = 2**20
 MemoryReading = tuple[int, int]  # (bytes in use, bytes in tensors that Python reaches)
 
 
-def check_session_memory(
+def check_session_memory_leak(
     decoder: Decoder,
     prompts: Sequence[Prompt],
     rounds: int,

@@ -20,16 +20,27 @@ import torch
 from torch import Tensor
 
 from emad_ref.audit.decoding_checks import ReplayedDocument
-from emad_ref.audit.reference_logits import LayerLogits, ProbeReadouts, RuleReadings, candidate_bins, signal_sensitivity
+from emad_ref.audit.reference_logits import (
+    LayerLogits,
+    ProbeReadoutWork,
+    RuleReadings,
+    candidate_bins,
+    signal_sensitivity,
+)
 from emad_ref.audit.tolerances import ROUNDING_FACTORS
-from emad_ref.calibration.trace import compute_layer_states, compute_sequence_states, make_pass_kv_cache, take_trace
+from emad_ref.calibration.trace import (
+    compute_layer_states,
+    compute_sequence_states,
+    make_source_cache_or_none,
+    take_trace,
+)
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
-from emad_ref.probes.pruned_vocabulary import CachedHeads, adaptive_vocabulary_size
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads, vocabulary_size_at_confidence
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import get_point_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
@@ -45,9 +56,11 @@ class ModelLens:
     source: Ints | None = None
 
     def __call__(self, tokens: Ints, first: int = 0) -> LayerLogits:
-        return self.read_sequences([(tokens, first)])[0]
+        return self.read_layer_logits_by_sequence([(tokens, first)])[0]
 
-    def read_sequences(self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()) -> list[LayerLogits]:
+    def read_layer_logits_by_sequence(
+        self, sequences: Sequence[tuple[Ints, int]], shared: Collection[int] = ()
+    ) -> list[LayerLogits]:
         """The logits of several sequences, each from its ``first`` position on, by one pass.
 
         Heads after ``shared`` layers are read for all sequences at once, others per sequence on demand.
@@ -61,10 +74,12 @@ class ModelLens:
         def read(layer: int, row: int) -> Floats:
             states = layers[layer - 1]
             if layer not in shared:
-                return _finite(to_numpy(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
+                return _finite(to_numpy_float64(self.stepper.logits(states[row, parts[row]][None])[0]), layer)
             if layer not in known:
                 joined = torch.cat([states[each, part] for each, part in enumerate(parts)])
-                known[layer] = np.split(_finite(to_numpy(self.stepper.logits(joined[None])[0]), layer), ends[:-1])
+                known[layer] = np.split(
+                    _finite(to_numpy_float64(self.stepper.logits(joined[None])[0]), layer), ends[:-1]
+                )
             return known[layer][row]
 
         return [
@@ -80,7 +95,7 @@ class ModelLens:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
         # A pruned readout of nearly the whole vocabulary, row by row, would take minutes at 50,000 tokens.
-        watch, n = make_probe(self.stepper, point, CachedHeads(self.stepper)), len(tokens) - first
+        watch, n = make_probe(self.stepper, point, CachedFullLogitHeads(self.stepper)), len(tokens) - first
         states = compute_sequence_states(self.stepper, tokens, first, self.source)
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
@@ -91,9 +106,9 @@ class ModelLens:
         for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
             if isinstance(watch, PrunedProbe) and shrink is not None and watch.confidence is not None:
-                sizing[layer] = to_numpy(watch.confidence)
+                sizing[layer] = to_numpy_float64(watch.confidence)
             reading = watch.read(states[layer - 1], probe, work)
-            signal[:, probe] = to_numpy(reading.signal)
+            signal[:, probe] = to_numpy_float64(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
             macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
             if reading.logits is not None:
@@ -102,8 +117,8 @@ class ModelLens:
         @torch.inference_mode()
         def emitted(layer: int) -> Floats:
             if layer in shown:
-                return to_numpy(shown[layer])
-            return to_numpy(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
+                return to_numpy_float64(shown[layer])
+            return to_numpy_float64(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
 
         def sizes(error: float) -> Ints:
             """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""
@@ -112,7 +127,7 @@ class ModelLens:
             smallest = np.full(n, self.stepper.vocabulary_size)
             for layer, confidence in sizing.items():
                 certain = np.clip(confidence + error, 0, 1).tolist()
-                wanted = [adaptive_vocabulary_size(self.stepper.vocabulary_size, shrink, c) for c in certain]
+                wanted = [vocabulary_size_at_confidence(self.stepper.vocabulary_size, shrink, c) for c in certain]
                 kept[:, layer - 1] = smallest = np.minimum(smallest, wanted)
             return kept
 
@@ -121,7 +136,7 @@ class ModelLens:
             return macs + (sizes(error) - own) * width, macs + (sizes(-error) - own) * width
 
         ahead = lens_macs_by_layer(get_point_lens(self.stepper, point), point.layers)
-        readouts = ProbeReadouts(heads, shows, macs, ahead, macs_within if sizing else None)
+        readouts = ProbeReadoutWork(heads, shows, macs, ahead, macs_within if sizing else None)
         return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
 
     @torch.inference_mode()
@@ -133,14 +148,14 @@ class ModelLens:
         """
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))
-        cache = make_pass_kv_cache(stepper, [self.source] * copies, len(tokens))
+        cache = make_source_cache_or_none(stepper, [self.source] * copies, len(tokens))
         context = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
         rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
         hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), context), rng), 0.0
         for layer in range(1, max(layers) + 1):
             hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, context, cache), rng)
             if layer in layers:
-                plain, *moved = to_numpy(stepper.logits(hidden[:, -1:]))[:, 0]
+                plain, *moved = to_numpy_float64(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))
         return ROUNDING_FACTORS[str(hidden.dtype).removeprefix("torch.")] * largest
 

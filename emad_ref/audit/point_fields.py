@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import require_valid_record, require_valid_session
-from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_complaints
+from emad_ref.audit.decoding_checks import require_record_matches_lens, require_session_run_matches_lens
+from emad_ref.audit.finding import AuditRefutedError, Finding, Tally, prefix_raised_complaints
 from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
-    PrefixLens,
+    PrefixCachingLens,
     compute_reference,
     emission_noise_factor,
     headroom_and_noise,
@@ -36,10 +36,10 @@ from emad_ref.audit.reference_logits import (
     signal_noise_factor,
 )
 from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpening
-from emad_ref.audit.token_comparison import check_same_tokens, is_decoded_tie
+from emad_ref.audit.token_comparison import check_same_tokens, is_next_token_tied
 from emad_ref.audit.trajectory import Judge
 from emad_ref.errors import EmadError
-from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, SIGNALS, required_layers
@@ -78,7 +78,7 @@ PointChange = Callable[[OperatingPoint], OperatingPoint]
 
 
 @dataclass(frozen=True)
-class PointVariant:
+class PointVariantSpec:
     """A point that uses ``fields``; thresholds are chosen later.
 
     ``made``        makes the point.
@@ -106,7 +106,7 @@ def evenly_spaced_probes(layers: int, first: int = 1) -> tuple[int, ...]:
 def point_without_exits(sizes: ModelDimensions, probes: tuple[int, ...] | None = None, **change: Any) -> OperatingPoint:
     """A point without exits, whose thresholds are set later."""
     probes = evenly_spaced_probes(sizes.layers) if probes is None else probes
-    bins, signal = change.get("bins", BinSpec()), change.get("signal", "entropy_nats")
+    bins, signal = change.get("bins", ThresholdBinSpec()), change.get("signal", "entropy_nats")
     change.setdefault("ceiling", sizes.layers)
     thresholds = ((SIGNALS[signal].unreachable_threshold,) * len(probes),) * bins.bin_count
     return OperatingPoint("fields", "quantile", sizes.layers, probes=probes, thresholds=thresholds, **change)
@@ -170,13 +170,13 @@ def frequency_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> Op
     Otherwise a table might have fewer buckets than rows.
     """
     table = bytes(rng.integers(0, 3, sizes.vocabulary - 2, dtype=np.uint8)) + b"\x01\x02"
-    return point_without_exits(sizes, bins=BinSpec(("frequency",), frequency=table))
+    return point_without_exits(sizes, bins=ThresholdBinSpec(("frequency",), frequency=table))
 
 
 def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
     """A point with edges between an even guess and certainty, so that the bins suit any model's confidence."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
-    return point_without_exits(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
+    return point_without_exits(sizes, bins=ThresholdBinSpec(("confidence",), confidence_edges=(low, high)))
 
 
 # ---------------------------------------------------------------- points at which a field is ignored
@@ -198,7 +198,7 @@ def make_part_change(part: str, **fields: Any) -> PointChange:
 
 
 def point_without_bins(point: OperatingPoint) -> OperatingPoint:
-    return replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])
+    return replace(point, bins=ThresholdBinSpec(), thresholds=point.thresholds[:1])
 
 
 def shift_probes(point: OperatingPoint) -> OperatingPoint:
@@ -231,99 +231,100 @@ def use_entropy(point: OperatingPoint) -> OperatingPoint:
 FULL_READOUT = make_field_change(estimator=EntropyEstimator())
 MONOTONE = make_field_change(schedule="monotone")
 
-VARIANTS: dict[str, PointVariant] = {
-    "probes and thresholds": PointVariant(
+VARIANTS: dict[str, PointVariantSpec] = {
+    "probes and thresholds": PointVariantSpec(
         ("probes", "thresholds"), lambda sizes,
          rng: point_without_exits(sizes, evenly_spaced_probes(sizes.layers, first=2)),
         (shift_probes, disable_exits), 4),
-    "a ceiling below the last layer": PointVariant(
-        ("ceiling",), lambda sizes,
-         rng: point_without_exits(sizes, evenly_spaced_probes(sizes.layers - 1), ceiling=sizes.layers - 1),
+    "a ceiling below the last layer": PointVariantSpec(
+        ("ceiling",),
+        lambda sizes, rng: point_without_exits(sizes, evenly_spaced_probes(sizes.layers - 1), ceiling=sizes.layers - 1),
         (lambda point: replace(point, ceiling=point.layers),), 3),
-    "free depth, eager": PointVariant(("schedule",), plain_point_factory(schedule="free_eager"), (MONOTONE,)),
-    "free depth, deferred": PointVariant(("schedule",), plain_point_factory(schedule="free_deferred"), (MONOTONE,),
+    "free depth, eager": PointVariantSpec(("schedule",), plain_point_factory(schedule="free_eager"), (MONOTONE,)),
+    "free depth, deferred": PointVariantSpec(("schedule",), plain_point_factory(schedule="free_deferred"), (MONOTONE,),
         by_lens=False),
-    "copied states": PointVariant(("schedule",), plain_point_factory(schedule="copying"), (MONOTONE,), by_lens=False),
-    "depth by position": PointVariant(
+    "copied states": PointVariantSpec(("schedule",), plain_point_factory(schedule="copying"), (MONOTONE,),
+        by_lens=False),
+    "depth by position": PointVariantSpec(
         ("schedule", "period", "floor"),
         lambda sizes, rng: point_without_exits(sizes, (), schedule="positional", period=int(rng.integers(5, 8)),
         floor=1),
         (make_field_change(schedule="monotone", period=None, floor=None), make_field_change(period=12),
          lambda point: replace(point, floor=point.ceiling // 2)), 4, by_lens=False),
-    "depth by chunks": PointVariant(
+    "depth by chunks": PointVariantSpec(
         ("schedule", "period"), plain_point_factory(schedule="chunked", period=3),
         (make_field_change(schedule="monotone", period=None), make_field_change(period=7)), by_lens=False),
-    "translators that do not exist": PointVariant(
+    "translators that do not exist": PointVariantSpec(
         ("schedule", "translators"), plain_point_factory(schedule="translated", translators=MISSING_DIGEST),
          unservable=True),
-    "a tuned lens that does not exist": PointVariant(("lens",), plain_point_factory(lens=MISSING_DIGEST),
+    "a tuned lens that does not exist": PointVariantSpec(("lens",), plain_point_factory(lens=MISSING_DIGEST),
         unservable=True),
-    "top-k estimates": PointVariant(
+    "top-k estimates": PointVariantSpec(
         ("estimator.kind", "estimator.k"), estimator_point_factory(kind="topk", k=draw_k),
         (FULL_READOUT, make_part_change("estimator", k=lambda estimator: 2 * estimator.k))),
-    "corrected estimates": PointVariant(
+    "corrected estimates": PointVariantSpec(
         ("estimator.correction",), estimator_point_factory(kind="topk", k=draw_k, correction=draw_corrections),
         (make_part_change("estimator", correction=()),)),
-    "retrieved estimates": PointVariant(
+    "retrieved estimates": PointVariantSpec(
         ("estimator.search", "estimator.rank"),
          estimator_point_factory(kind="topk", k=draw_k, search="lowrank", rank=2),
         (make_part_change("estimator", search="exact", rank=0), make_part_change("estimator", rank=1)), jumps=True),
-    "a low-rank readout": PointVariant(
+    "a low-rank readout": PointVariantSpec(
         ("estimator.kind", "estimator.rank"), estimator_point_factory(kind="lowrank", k=draw_k, rank=3),
         (FULL_READOUT, make_part_change("estimator", rank=1))),
-    "linear probes": PointVariant(
+    "linear probes": PointVariantSpec(
         ("estimator.kind", "estimator.weights"), estimator_point_factory(kind="linear", weights=draw_probe_weights),
         (FULL_READOUT,
          make_part_change("estimator", weights=lambda estimator: tuple(row[::-1] for row in estimator.weights)))),
-    "a learnt gate": PointVariant(
+    "a learnt gate": PointVariantSpec(
         ("signal",), estimator_point_factory("divergence", kind="linear", weights=draw_probe_weights),
         (make_field_change(signal="entropy_nats", estimator=EntropyEstimator()),)),
-    **{name: PointVariant(("signal",), plain_point_factory(signal=name), (use_entropy,),
+    **{name: PointVariantSpec(("signal",), plain_point_factory(signal=name), (use_entropy,),
         jumps=not SIGNALS[name].is_single_layer)
        for name in PLAIN_SIGNALS},
-    **{name: PointVariant(("signal", "confidence"), confidence_point_factory(name), (use_entropy,), 4,
+    **{name: PointVariantSpec(("signal", "confidence"), confidence_point_factory(name), (use_entropy,), 4,
         jumps=signal.is_contrastive)
-       for name, signal in SIGNALS.items() if signal.needs_parameters},
-    "minimum layer": PointVariant(
+       for name, signal in SIGNALS.items() if signal.needs_confidence_parameters},
+    "minimum layer": PointVariantSpec(
         ("confidence.minimum",), confidence_point_factory("saturation", 3), (decide_at_first_layer,), 5),
-    "a constant α": PointVariant(
+    "a constant α": PointVariantSpec(
         ("confidence.alpha",), confidence_point_factory("jsd_contrast", alpha=0.4),
          (make_part_change("confidence", alpha=0.1),), 4,
         jumps=True),
-    "a decaying α": PointVariant(
+    "a decaying α": PointVariantSpec(
         ("confidence.alpha_decay",), confidence_point_factory("jsd_contrast", alpha=0.4, alpha_decay=0.5),
         (make_part_change("confidence", alpha_decay=None),), 4, jumps=True),
-    "what is emitted": PointVariant(
+    "what is emitted": PointVariantSpec(
         ("confidence.emit",), confidence_point_factory("jsd_contrast", emit="expert"),
         (make_part_change("confidence", emit="contrastive"),), 4, jumps=True),
-    "rescaled scores": PointVariant(
+    "rescaled scores": PointVariantSpec(
         ("confidence.rescale",), confidence_point_factory("jsd_contrast", rescale=True),
         (make_part_change("confidence", rescale=False),), 4, jumps=True),
-    "a pruned vocabulary": PointVariant(
+    "a pruned vocabulary": PointVariantSpec(
         ("confidence.kept",),
         confidence_point_factory("softmax_response",
         kept=lambda sizes: (3,) * (min(sizes.layers - 2, MOST_CONTRASTED) - 1)),
         (make_field_change(confidence=None),), 4, jumps=True),
-    "a vocabulary that shrinks": PointVariant(  # to four tokens if a readout is confident
+    "a vocabulary that shrinks": PointVariantSpec(  # to four tokens if a readout is confident
         ("confidence.shrink",),
         confidence_point_factory("softmax_response", shrink=lambda sizes: max(0.0, 1 - 4 / sizes.vocabulary)),
         (make_field_change(confidence=None),), 4, jumps=True),
-    "bins of position": PointVariant(
+    "bins of position": PointVariantSpec(
         ("bins.features", "bins.position_edges"),
-         plain_point_factory(bins=BinSpec(("position",), position_edges=(9, 14))),
+         plain_point_factory(bins=ThresholdBinSpec(("position",), position_edges=(9, 14))),
         (point_without_bins, make_part_change("bins", position_edges=(32, 128)))),
-    "bins of confidence": PointVariant(
+    "bins of confidence": PointVariantSpec(
         ("bins.features", "bins.confidence_edges"), confidence_bins_point,
         (point_without_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
-    "bins of frequency": PointVariant(
+    "bins of frequency": PointVariantSpec(
         ("bins.features", "bins.frequency"), frequency_bins_point,
         (point_without_bins, make_part_change("bins",
          frequency=lambda bins: bytes((bucket + 1) % 3 for bucket in bins.frequency)))),
-    "exits between probes": PointVariant(
+    "exits between probes": PointVariantSpec(
         ("interpolate",), lambda sizes,
          rng: point_without_exits(sizes, (1, 2, *range(4, sizes.layers, 3)), interpolate=True),
         (make_field_change(interpolate=False),), 6),
-    "thresholds that fall": PointVariant(
+    "thresholds that fall": PointVariantSpec(
         ("decay",), plain_point_factory(signal="top2_gap", decay=(8.0, 8.0)),
          (make_field_change(decay=None), make_field_change(decay=(8.0, 800.0)))),
 }  # fmt: skip
@@ -354,12 +355,12 @@ class FieldsCheck:
     tolerance: float
 
     @cached_property
-    def _text_lens(self) -> PrefixLens:
+    def _text_lens(self) -> PrefixCachingLens:
         """The lens for the text that all variants share: its heads are read once."""
-        return PrefixLens(self.lens)
+        return PrefixCachingLens(self.lens)
 
     def check_variants(
-        self, prompt: Prompt, continuation: Ints, variants: dict[str, PointVariant] = VARIANTS
+        self, prompt: Prompt, continuation: Ints, variants: dict[str, PointVariantSpec] = VARIANTS
     ) -> Finding:
         """Check every variant on ``prompt`` followed by ``continuation`` int64 [n], and on tokens generated.
 
@@ -373,7 +374,7 @@ class FieldsCheck:
                     continue
                 texts = [(prompt, continuation), *([_reverse_text(prompt, continuation)] if variant.jumps else [])]
                 try:
-                    with prefix_complaints(f"{name}: "):
+                    with prefix_raised_complaints(f"{name}: "):
                         power.append((self._check_variant(tally, variant, texts), name))
                 except Unsupported as refusal:
                     declined.append(f"{name} ({refusal})")
@@ -386,7 +387,7 @@ class FieldsCheck:
             tally.needed, tally.discriminating = len(power) // 2, len(power) - len(powerless)
         return tally.to_finding()
 
-    def _check_variant(self, tally: Tally, variant: PointVariant, texts: Sequence[tuple[Prompt, Ints]]) -> int:
+    def _check_variant(self, tally: Tally, variant: PointVariantSpec, texts: Sequence[tuple[Prompt, Ints]]) -> int:
         """Judge ``variant`` on the first of ``texts`` that it passes; returns the positions with power there.
 
         If tokens tie on one text, the signal may jump; a decoder that ignores the field fails on the next text too.
@@ -411,7 +412,7 @@ class FieldsCheck:
         return differing
 
     def _judge_variant(
-        self, tally: Tally, variant: PointVariant, point: OperatingPoint, prompt: Prompt, continuation: Ints
+        self, tally: Tally, variant: PointVariantSpec, point: OperatingPoint, prompt: Prompt, continuation: Ints
     ) -> None:
         if variant.unservable:
             self._require_refused(tally, point, prompt)
@@ -419,7 +420,7 @@ class FieldsCheck:
         new = min(self.new, len(continuation))
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
-            allowed = tally.widen_tolerance(self.tolerance, declared)
+            allowed = tally.tolerance_at_least_noise(self.tolerance, declared)
             if not variant.by_lens:
                 own = self.own(point)
                 actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, own))
@@ -429,7 +430,7 @@ class FieldsCheck:
                 )
                 same = check_same_tokens(
                     self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
-                    most_ties=1.0, tied_when_decoded=partial(is_decoded_tie, own, point),
+                    most_ties=1.0, tied_when_decoded=partial(is_next_token_tied, own, point),
                 )  # fmt: skip  # with one row, a share of ties has no meaning
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
@@ -439,8 +440,8 @@ class FieldsCheck:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
                 raise SignalTooNoisyError(why)
             judge = Judge(tally, self._text_lens, point, allowed, decoder.capabilities.counted)
-            require_valid_session(judge, decoder, [prompt], continuation[None])
-            require_valid_record(
+            require_session_run_matches_lens(judge, decoder, [prompt], continuation[None])
+            require_record_matches_lens(
                 replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new
             )
 
@@ -456,7 +457,7 @@ class FieldsCheck:
     # ------------------------------------------------------------ thresholds under which ignoring shows
 
     def _choose_thresholds(
-        self, variant: PointVariant, prompt: Prompt, continuation: Ints
+        self, variant: PointVariantSpec, prompt: Prompt, continuation: Ints
     ) -> tuple[OperatingPoint, int, int]:
         """(the variant's point, positions with power, tokens to decode until ``ENOUGH`` of them).
 
@@ -520,7 +521,7 @@ class FieldsCheck:
         for _ in range(DRAWN_THRESHOLDS):
             yield np.array([self.rng.choice(each) if len(each) else never for each in between])
 
-    def _differing_decoded(self, variant: PointVariant, point: OperatingPoint, prompt: Prompt) -> list[Ints]:
+    def _differing_decoded(self, variant: PointVariantSpec, point: OperatingPoint, prompt: Prompt) -> list[Ints]:
         """Tokens after ``prompt`` at which the reference decoder emits or decides differently, per ignored field."""
 
         def emitted(at: OperatingPoint) -> Ints:

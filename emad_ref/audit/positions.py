@@ -91,7 +91,7 @@ def check_positions_in_window(
     V] after each token of a text.
     """
     tally, rows, decoder = Tally("positions", needed=1), len(texts), under_test.decoder
-    tolerance = tally.widen_tolerance(under_test.tolerance, decoder.capabilities.logit_noise)
+    tolerance = tally.tolerance_at_least_noise(under_test.tolerance, decoder.capabilities.logit_noise)
     with tally:
         readings = [*_step_through(decoder, texts, rng, 1)]
         if decoder.capabilities.max_feed > 1:

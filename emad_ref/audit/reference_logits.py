@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins, first_firing_probe
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 
@@ -27,7 +27,7 @@ Tolerance = TypeVar("Tolerance", float, Floats)  # one, or one for each position
 
 
 @dataclass(frozen=True)
-class ProbeReadouts:
+class ProbeReadoutWork:
     """Readouts of a rule's probes, for ledgers.
 
     ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
@@ -43,7 +43,7 @@ class ProbeReadouts:
     ahead: Ints | None = None
     macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
 
-    def work_bounds(self, error: float) -> tuple[ProbeReadouts, ProbeReadouts]:
+    def work_bounds(self, error: float) -> tuple[ProbeReadoutWork, ProbeReadoutWork]:
         """These readouts with their least and their most work, for a confidence with ``error``."""
         if self.macs_within is None:
             return self, self
@@ -51,12 +51,12 @@ class ProbeReadouts:
         return replace(self, macs=least), replace(self, macs=most)
 
     @staticmethod
-    def from_full_heads(point: OperatingPoint, positions: int) -> ProbeReadouts:
+    def from_point_with_full_heads(point: OperatingPoint, positions: int) -> ProbeReadoutWork:
         """Readouts of a full head at every probe, which also serves the exit."""
         at = np.asarray(point.probes, dtype=np.int64) - 1
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         heads[FULL, at] = shows[at] = True
-        return ProbeReadouts(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
+        return ProbeReadoutWork(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
 
 
 class LayerLogits:
@@ -136,7 +136,7 @@ class RuleReadings:
 
     signal: Floats
     emitted: LayerLogits
-    readouts: ProbeReadouts
+    readouts: ProbeReadoutWork
 
 
 class Lens(Protocol):
@@ -160,7 +160,7 @@ class Lens(Protocol):
 
 
 @dataclass(frozen=True)
-class LogitLens:
+class LogitsOnlyLens:
     """A lens with only logits, enough for every signal of one layer's readout."""
 
     logits: Callable[[Ints], Floats]
@@ -178,7 +178,7 @@ class LogitLens:
         return 0.0
 
 
-class PrefixLens:
+class PrefixCachingLens:
     """A lens that caches its last ``kept`` sequences and serves their prefixes, since entries are causal.
 
     It reads several announced sequences (``announce_sequences``) at once, if the lens can: a pass over few positions
@@ -210,7 +210,7 @@ class PrefixLens:
 
     def _read(self, tokens: Ints, first: int) -> tuple[Ints, int, LayerLogits]:
         """Read the sequence, with as many planned ones after it as fit one pass."""
-        group, together = [(np.array(tokens), first)], getattr(self._lens, "read_sequences", None)
+        group, together = [(np.array(tokens), first)], getattr(self._lens, "read_layer_logits_by_sequence", None)
         at = next((at for at, one in enumerate(self._planned) if _is_same(group[0], one)), None)
         if together is None or at is None:
             return *group[0], self._lens(tokens, first)
@@ -250,12 +250,12 @@ class LensReference:
     logits: LayerLogits
     signal: Floats
     emitted: LayerLogits
-    readouts: ProbeReadouts
+    readouts: ProbeReadoutWork
     rows: tuple[Ints, ...]
     tolerance: Floats
     signal_tolerance: Floats
 
-    def with_tolerance_at(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
+    def with_tolerance_at_position(self, point: OperatingPoint, first: int, at: int, tolerance: float) -> LensReference:
         """This reference with ``tolerance`` at position ``first`` + ``at``; ``first``: that of the reference."""
         each, of_signal = self.tolerance.copy(), self.signal_tolerance.copy()
         each[at], of_signal[at] = tolerance, tolerance * signal_sensitivity(point, self.emitted, slice(at, at + 1))[0]
@@ -284,7 +284,7 @@ def compute_reference(
     else:
         signal = [from_lens(logits.after_layer(probe)) for probe in point.probes]
         columns = np.stack(signal, axis=1) if signal else np.zeros((len(logits), 0))
-        led = RuleReadings(columns, logits, ProbeReadouts.from_full_heads(point, len(logits)))
+        led = RuleReadings(columns, logits, ProbeReadoutWork.from_point_with_full_heads(point, len(logits)))
     each = np.full(len(logits), tolerance)
     rows = _rows_of(point, first, logits, each)
     return LensReference(logits, led.signal, led.emitted, led.readouts, rows, each, each)
@@ -317,7 +317,11 @@ def candidate_threshold_rows(
 
 
 def candidate_bins(
-    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Sequence[Ints], tolerance: float | Floats
+    spec: ThresholdBinSpec,
+    position: Ints,
+    confidence: NDArray[np.floating],
+    top1: Sequence[Ints],
+    tolerance: float | Floats,
 ) -> tuple[Ints, ...]:
     """The bin of each position [n], and the bins if ``confidence`` [n] differs by ``tolerance`` or another token leads.
 

@@ -16,10 +16,15 @@ from itertools import pairwise, takewhile
 
 import numpy as np
 
-from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, require_record_work, tally_answer_rows
-from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_complaints
-from emad_ref.audit.reference_logits import ProbeReadouts
-from emad_ref.audit.sampling import SampledAnswer, require_same_draws, require_unaffected_samples
+from emad_ref.audit.decoding_checks import (
+    NO_STOP,
+    count_answer_lengths_and_stops,
+    extract_trajectories,
+    require_record_work,
+)
+from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_raised_complaints
+from emad_ref.audit.reference_logits import ProbeReadoutWork
+from emad_ref.audit.sampling import SampledAnswer, require_rounding_explains_draw_changes, require_unaffected_samples
 from emad_ref.audit.spot_checks import AnsweredRequest
 from emad_ref.audit.token_comparison import check_same_tokens, first_difference
 from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
@@ -54,7 +59,7 @@ def answer_request(
     return AnsweredRequest(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
 
 
-def require_valid_answers(
+def require_answers_match_lens(
     judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()
 ) -> None:
     """Require right rows of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
@@ -69,9 +74,9 @@ def require_valid_answers(
         request = answer.record, answer.prompts, answer.max_new, answer.stop
         trajectories = extract_trajectories(judge.tally, *request, judge.point)
         read.append(trajectories)
-        tally_answer_rows(judge.tally, answer.record, answer.prompts)
+        count_answer_lengths_and_stops(judge.tally, answer.record, answer.prompts)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
-    readouts: list[dict[str, ProbeReadouts]] = [{} for _ in answers]
+    readouts: list[dict[str, ProbeReadoutWork]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
     rows.sort(key=lambda row: -len(row[0].tokens))
     longest: dict[bytes, Trajectory] = {}  # longest row of each prompt, of which shorter ones are mostly prefixes
@@ -99,7 +104,7 @@ def _prompt_of(trajectory: Trajectory) -> bytes:
 # ---------------------------------------------------------------- many rows
 
 
-def check_batches(
+def check_batch_sizes(
     under_test: DecoderUnderTest,
     prompts: Sequence[Prompt],
     counts: Sequence[int],
@@ -131,7 +136,7 @@ def check_batches(
                     for column in range(fed):
                         transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
                     session_rows = transcript.build_trajectories()
-            require_valid_answers(judge, [answer], session_rows)
+            require_answers_match_lens(judge, [answer], session_rows)
             outcomes = [
                 (*emitted.tolist(), *record.tokens.select_sequence(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
@@ -174,7 +179,7 @@ def check_row_endings(
             answer_request(decoder, prompts, 1, several),
             answer_request(decoder, prompts[:2], max_new),
         ]
-        require_valid_answers(judge, answers)
+        require_answers_match_lens(judge, answers)
         ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
         judge.tally.discriminating += len({int(tokens[-1]) for tokens in ended})
     return judge.tally.to_finding()
@@ -245,7 +250,7 @@ def check_shared_prefixes(
         answers.append(answer_request(decoder, prompts, max_new))
         emitted = answers[-1].record.emitted
         session_rows = _in_open_sessions(judge, decoder, prompts, emitted) if sessions else []
-        require_valid_answers(judge, answers, session_rows)
+        require_answers_match_lens(judge, answers, session_rows)
         judge.tally.discriminating += _count_distinct_rows(answers[-1].record, judge.tolerance)
     return judge.tally.to_finding()
 
@@ -357,7 +362,7 @@ def check_repeated_requests(
     requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
     with judge.tally:
         answers = [answer_request(under_test.decoder, request, max_new) for request in requests]
-        require_valid_answers(judge, answers)
+        require_answers_match_lens(judge, answers)
         emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
         judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
     return judge.tally.to_finding()
@@ -393,7 +398,7 @@ def check_simultaneous_requests(
     with judge.tally:
         requests = _various_requests(decoder, prompts, max_new)
         alone = [answer_request(decoder, *request) for request in requests]
-        require_valid_answers(judge, alone)
+        require_answers_match_lens(judge, alone)
         for threads in at_once:
             chosen = [at for _ in range(SENT) for at in _sending_order(len(requests), rng)]
             with _refuted_by_errors(f"{threads} requests at once"):
@@ -442,7 +447,7 @@ def check_simultaneous_samples(
 
     with judge.tally:
         certain = [answer_request(greedy.decoder, rows, max_new) for rows in turned]
-        require_valid_answers(judge, certain)
+        require_answers_match_lens(judge, certain)
         for seed in seeds:
             first = seed == seeds[0]
             with ExitStack() as stack:
@@ -542,14 +547,14 @@ def _refuted_by_errors(name: str) -> Iterator[None]:
 def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, name: str) -> None:
     """Compare an answer given with simultaneous requests to the one given alone; a difference must be a tie."""
     beside = replace(alone, record=record)
-    with prefix_complaints(f"{name}: "):
+    with prefix_raised_complaints(f"{name}: "):
         extract_trajectories(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
     same = [one.tolist() for one in record.emitted] == [one.tolist() for one in alone.record.emitted]
     if same:
-        tally_answer_rows(judge.tally, record, beside.prompts)
+        count_answer_lengths_and_stops(judge.tally, record, beside.prompts)
     else:
-        with prefix_complaints(f"{name}: other tokens than alone; "):
-            require_valid_answers(judge, [beside])  # passes if both are the argmax up to the tolerance
+        with prefix_raised_complaints(f"{name}: other tokens than alone; "):
+            require_answers_match_lens(judge, [beside])  # passes if both are the argmax up to the tolerance
     judge.tally.live["requests_at_once"] += 1
 
 
@@ -577,7 +582,7 @@ def check_and_time_streams(
         emitted = [answer.record.emitted[0] for answer in alone]
         middle = int(emitted[0][len(emitted[0]) // 2])
         alone.append(answer_request(decoder, prompts[:1], max_new, [middle]))
-        require_valid_answers(judge, alone)
+        require_answers_match_lens(judge, alone)
         whole = [each for row in rows for each in ask([prompts[row]], max_new, NO_STOP, False)]
         arrivals[0] = whole
         for row in rows:
@@ -636,7 +641,9 @@ def check_sampled_streams(
         of_next_seed = drawn[len(prompts) :]
         judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
         judge.tally.n += rows * max_new
-        require_same_draws(judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers")
+        require_rounding_explains_draw_changes(
+            judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers"
+        )
     return judge.tally.to_finding()
 
 
@@ -745,14 +752,14 @@ def can_abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int)
     return False
 
 
-def check_interleaved_requests(
+def check_requests_between_session_steps(
     decoders: Sequence[DecoderUnderTest], prompts: Sequence[Prompt], continuations: Ints, max_new: int
 ) -> Finding:
     """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
-    opened while the others stay open. ``Judge.count_context_dependent`` counts discriminating positions.
+    opened while the others stay open. ``Judge.count_context_dependent_logits`` counts discriminating positions.
 
     Raises:
         BadArgument: too few rows or tokens.
@@ -817,8 +824,10 @@ def check_interleaved_requests(
         close(second)
         requests(groups[1])
         for judge, answered, trajectories in zip(judges, answers, session_rows, strict=True):
-            require_valid_answers(judge, answered)
+            require_answers_match_lens(judge, answered)
             for trajectory in trajectories:
-                tally.discriminating += judge.count_context_dependent(trajectory, judge.require_trajectory(trajectory))
+                tally.discriminating += judge.count_context_dependent_logits(
+                    trajectory, judge.require_trajectory(trajectory)
+                )
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.to_finding()

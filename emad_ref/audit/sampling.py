@@ -48,9 +48,9 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_softmax, logsumexp
 
-from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, tally_answer_rows
+from emad_ref.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from emad_ref.audit.reference_logits import Lens, PrefixLens, emission_noise_factor
+from emad_ref.audit.reference_logits import Lens, PrefixCachingLens, emission_noise_factor
 from emad_ref.audit.token_comparison import first_difference
 from emad_ref.audit.trajectory import Judge, Trajectory, emitted_logits
 from emad_ref.point import OperatingPoint
@@ -127,8 +127,10 @@ def check_sampling(
     logits, raised to the noise in ``capabilities``.
     """
     tally = Tally("sampling", needed)
-    remembering = PrefixLens(lens, kept=len(prompts))  # records of one seed follow one another, ``ended`` the last
-    judge = Judge(tally, remembering, point, tally.widen_tolerance(tolerance, capabilities.logit_noise))
+    remembering = PrefixCachingLens(
+        lens, kept=len(prompts)
+    )  # records of one seed follow one another, ``ended`` the last
+    judge = Judge(tally, remembering, point, tally.tolerance_at_least_noise(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
         noise = judge.tolerance * emission_noise_factor(point)
@@ -150,7 +152,7 @@ def _rows(
     """The rows of one record, with depths checked against the rule."""
     seed, record = sampled
     trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, judge.point)
-    tally_answer_rows(judge.tally, record, prompts, drawn=True)
+    count_answer_lengths_and_stops(judge.tally, record, prompts, drawn=True)
     judge = judge.with_lens_prefetch(trajectories)
     return [
         _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
@@ -443,7 +445,7 @@ def require_unaffected_samples(
     parted, compared = list[str](), 0
     for one in beside:
         trajectories = extract_trajectories(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
-        tally_answer_rows(tally, one.record, one.prompts, drawn=True)
+        count_answer_lengths_and_stops(tally, one.record, one.prompts, drawn=True)
         tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
         for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
             compared += 1
@@ -454,7 +456,9 @@ def require_unaffected_samples(
             diagonal[one.seed, one.at] = _judged_row(
                 judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
             )
-    require_same_draws(judge, parted, compared, max_new, temperature, "of requests at once", "alone")
+    require_rounding_explains_draw_changes(
+        judge, parted, compared, max_new, temperature, "of requests at once", "alone"
+    )
     rows = list(diagonal.values())
     _require_drawn(tally, rows, temperature, noise)
     tally.discriminating += _count_open(rows, temperature)
@@ -462,7 +466,7 @@ def require_unaffected_samples(
     _require_rare_tokens(tally, rows, temperature, rng, noise)
 
 
-def require_same_draws(
+def require_rounding_explains_draw_changes(
     judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
 ) -> None:
     """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed."""

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from emad_ref.audit.finding import MIN_DISCRIMINATING, Finding
-from emad_ref.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, count_non_full_depth_logits, feed_slices
+from emad_ref.audit.trajectory import (
+    CheckedSession,
+    DecoderUnderTest,
+    Judge,
+    count_logits_unlike_full_depth,
+    make_feed_slices,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
@@ -56,7 +62,7 @@ def check_forced_depths(
     judge = Judge.for_check("forced", under_test, _needed(needed, under_test))
     with judge.tally, CheckedSession(judge, decoder, prompts) as transcript:
         depth = draw_admissible_depths(rng, transcript.session.cap, continuations.shape[1], point.schedule)
-        for turn, columns in enumerate(feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
+        for turn, columns in enumerate(make_feed_slices(continuations.shape[1], decoder.capabilities.max_feed)):
             if turn == 3 and len(transcript.rows) > 1:
                 transcript.drop(0)
             fed, obeyed = continuations[transcript.rows, columns], depth[transcript.rows, columns]
@@ -120,7 +126,9 @@ def check_rollback(
             if at == half:  # from here on the decoder may free the forgotten layers
                 transcript.session.commit(transcript.session.length.copy())
         for trajectory in transcript.build_trajectories():
-            differing = count_non_full_depth_logits(judge.require_trajectory(trajectory), trajectory, judge.tolerance)
+            differing = count_logits_unlike_full_depth(
+                judge.require_trajectory(trajectory), trajectory, judge.tolerance
+            )
             if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
     return tally.to_finding()
@@ -227,12 +235,12 @@ def _drop_two(transcript: CheckedSession, rng: np.random.Generator, *, backwards
 # ---------------------------------------------------------------- requested logits
 
 
-def fed_and_shown_token_counts(widest: int) -> list[tuple[int, int]]:
+def plan_feeds_with_last_logits(widest: int) -> list[tuple[int, int]]:
     """(tokens, last) of feeds: every pair up to ``WIDEST_PARTLY_SHOWN`` tokens, or up to ``widest`` if that is less."""
     return [(n, last) for n in range(1, min(WIDEST_PARTLY_SHOWN, widest) + 1) for last in range(n + 1)]
 
 
-def check_last_logits(
+def check_feed_last_argument(
     under_test: DecoderUnderTest, prompts: Sequence[Prompt], continuations: Ints, rng: np.random.Generator
 ) -> Finding:
     """Check that a feed with ``last`` returns the logits of the last tokens, and runs no unneeded head.
@@ -243,7 +251,7 @@ def check_last_logits(
     tokens.
     """
     decoder, point = under_test.decoder, under_test.point
-    plan = fed_and_shown_token_counts(decoder.capabilities.max_feed)
+    plan = plan_feeds_with_last_logits(decoder.capabilities.max_feed)
     partial = sum(last < n for n, last in plan)  # all pairs, for a decoder of narrow feeds
     judge = Judge.for_check("last", under_test, min(MIN_DISCRIMINATING, partial))
     tally, at = judge.tally, 0

@@ -19,11 +19,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom
 
-from emad_ref.audit.decoding_checks import NO_STOP, extract_trajectories, require_record_work, require_valid_record
-from emad_ref.audit.finding import Finding, Tally, prefix_complaints
+from emad_ref.audit.decoding_checks import (
+    NO_STOP,
+    extract_trajectories,
+    require_record_matches_lens,
+    require_record_work,
+)
+from emad_ref.audit.finding import Finding, Tally, prefix_raised_complaints
 from emad_ref.audit.reference_logits import (
     Lens,
-    ProbeReadouts,
+    ProbeReadoutWork,
     emission_noise_factor,
     headroom_and_noise,
     is_decided_by_full_heads,
@@ -69,7 +74,7 @@ class AnsweredRequest:
 
 
 class AuditedDecoder:
-    """``wrapped`` at ``point``, with a sample of its answers kept for ``judge_answers``.
+    """``wrapped`` at ``point``, with a sample of its answers kept for ``check_kept_answers``.
 
     ``reference``: makes a trusted decoder at ``point``, for schedules whose states above an exit are approximate, which
     the lens cannot reproduce.
@@ -119,7 +124,7 @@ class AuditedDecoder:
     def close(self) -> None:
         self.wrapped.close()
 
-    def judge_answers(self) -> Finding:
+    def check_kept_answers(self) -> Finding:
         """Judge the kept answers.
 
         All rows of kept requests are complete and end at the right token. For some rows, always including the last,
@@ -127,7 +132,9 @@ class AuditedDecoder:
         matches its rows. For one row of each kept session depths, signals and logits follow the rule.
         """
         tally = Tally("answers", needed=0)
-        judge = Judge(tally, None, self.point, tally.widen_tolerance(self._tolerance, self.capabilities.logit_noise))
+        judge = Judge(
+            tally, None, self.point, tally.tolerance_at_least_noise(self._tolerance, self.capabilities.logit_noise)
+        )
         with tally:
             for number, answer in enumerate(self._answers):
                 self._judge_answer(judge, answer, counted=self.capabilities.counted and not number)
@@ -150,7 +157,9 @@ class AuditedDecoder:
         for row in (last, *self._draw.sample(range(last), min(JUDGED_ROWS - 1, last))):
             self._judge_row(judge, trajectories[row], prompts[row], record.emitted[row])
         if counted and point.schedule in EXACT_SCHEDULES and is_decided_by_full_heads(point):
-            readouts = [ProbeReadouts.from_full_heads(point, len(trajectory.depth)) for trajectory in trajectories]
+            readouts = [
+                ProbeReadoutWork.from_point_with_full_heads(point, len(trajectory.depth)) for trajectory in trajectories
+            ]
             require_record_work(judge, record, trajectories, readouts)
 
     def _judge_row(self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None) -> None:
@@ -278,7 +287,7 @@ class RecordedSession:
 
 
 @dataclass(frozen=True, eq=False)
-class TimedOutputs:
+class TimedRequestOutputs:
     """One request as timed: ``prompts`` [rows], and each arm's output.
 
     ``records``: arm → its record; ``emitted``: arm without records, such as the model's ``generate`` → its tokens.
@@ -331,7 +340,7 @@ def check_speedup_explained(
 
 
 def check_timed_requests(
-    timed: Sequence[TimedOutputs],
+    timed: Sequence[TimedRequestOutputs],
     points: Mapping[str, OperatingPoint],
     new: int,
     lens: Lens,
@@ -350,18 +359,18 @@ def check_timed_requests(
         rows: compared with the lens if a batch has many; None: all.
 
     Raises:
-        BadArgument: as ``require_valid_record``.
+        BadArgument: as ``require_record_matches_lens``.
     """
     tally, full = Tally("timed", needed=0), full_depth(next(iter(points.values())).layers)
     with tally:
         for request in timed:
             for arm, record in request.records.items():
-                with prefix_complaints(f"{arm}, "):
+                with prefix_raised_complaints(f"{arm}, "):
                     judge = Judge(tally, lens, points[arm], tolerance[arm], counted)
-                    require_valid_record(judge, record, request.prompts, new, rows=rows)
+                    require_record_matches_lens(judge, record, request.prompts, new, rows=rows)
             for arm, emitted in request.emitted.items():
                 judge = Judge(tally, lens, full, tolerance[arm])
-                with prefix_complaints(f"{arm}, "):
+                with prefix_raised_complaints(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
                         trajectory = _full_depth_trajectory(row, request.prompts[row], emitted[row], full)
                         judge.require_tokens(trajectory, emitted[row], judge.require_trajectory(trajectory))

@@ -21,7 +21,7 @@ from emad_ref.record import PROMPT, Floats, Ints, Record
 TokenRows = Sequence[Sequence[int]]
 
 
-def prompts_and_next_tokens(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
+def prompts_and_predicted_tokens(lens: Lens, texts: Sequence[Ints], most: int) -> tuple[list[Prompt], list[list[int]]]:
     """(Prompts, next tokens): one for every token that is the likeliest after a beginning of ``texts`` int64 [n].
 
     Among several beginnings it takes that with the largest lead over the second token; rarest tokens first, at most
@@ -116,11 +116,11 @@ def _is_tie(
         return True
     allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
     rows, at = tuple(one[-1:] for one in reference.rows), len(reference.tolerance) - 1
-    of_signal = reference.with_tolerance_at(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
+    of_signal = reference.with_tolerance_at_position(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
     return gap < max_tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
 
 
-def is_decoded_tie(
+def is_next_token_tied(
     decoder: Decoder, point: OperatingPoint, prompt: Prompt, emitted: Sequence[int], tolerance: float
 ) -> bool:
     """Whether the token after ``emitted``, or its depth, is a tie of ``decoder`` at ``point``.

@@ -18,7 +18,7 @@ from emad_ref.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
 from emad_ref.audit.reference_logits import (
     Lens,
     LensReference,
-    PrefixLens,
+    PrefixCachingLens,
     can_fire,
     compute_reference,
     emission_noise_factor,
@@ -145,14 +145,14 @@ class Judge:
         tally = Tally(check, needed, window=under_test.window)
         if judges_work and not capabilities.counted:
             tally.notes.append("ledger not checked: the decoder does not count its work")
-        tolerance = tally.widen_tolerance(under_test.tolerance, capabilities.logit_noise)
+        tolerance = tally.tolerance_at_least_noise(under_test.tolerance, capabilities.logit_noise)
         exactness = under_test.exact_context, under_test.forces
         return cls(tally, under_test.lens, under_test.point, tolerance, capabilities.counted, *exactness)
 
     def with_lens_prefetch(self, trajectories: Iterable[Trajectory]) -> Judge:
         """This judge with a lens that reads ``trajectories``, the next ones to judge in order, several at once."""
         assert self.lens is not None, "only replay is judged without a lens"
-        lens = self.lens if isinstance(self.lens, PrefixLens) else PrefixLens(self.lens)
+        lens = self.lens if isinstance(self.lens, PrefixCachingLens) else PrefixCachingLens(self.lens)
         lens.announce_sequences(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
         return replace(self, lens=lens)
 
@@ -177,7 +177,7 @@ class Judge:
             try:
                 judged(reference)
             except RefutedPositionError as refuted:
-                widened = self.widen_reference(trajectory, reference, refuted.at)
+                widened = self.widen_reference_at_position(trajectory, reference, refuted.at)
                 if widened is reference:
                     raise
                 self.tally.ties, self.tally.near, self.tally.sample = ties, near, None
@@ -185,7 +185,7 @@ class Judge:
             else:
                 return reference
 
-    def widen_reference(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
+    def widen_reference_at_position(self, trajectory: Trajectory, reference: LensReference, at: int) -> LensReference:
         """``reference`` with the tolerances of position ``first`` + ``at``, if these are larger than the judge's.
 
         The rounding measured there allows larger differences of logits, and its signal may move faster than they do.
@@ -195,7 +195,7 @@ class Judge:
         history = trajectory.tokens[: trajectory.first + at + 1]
         layers = sorted({*self.point.readout_layers, int(trajectory.depth[at])})
         allowed = measured_tolerance(self.lens, history, layers, self.tolerance)
-        wider = reference.with_tolerance_at(self.point, trajectory.first, at, allowed)
+        wider = reference.with_tolerance_at_position(self.point, trajectory.first, at, allowed)
         if wider.signal_tolerance[at] == self.tolerance:
             return reference
         if allowed > self.tolerance:
@@ -210,17 +210,17 @@ class Judge:
     def require_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
         """Require right trajectories; discriminating are positions with other logits than full depth's.
 
-        Without forced depths ``count_context_dependent`` counts discriminating positions.
+        Without forced depths ``count_context_dependent_logits`` counts discriminating positions.
         """
         ahead = self.with_lens_prefetch(trajectories)
         for trajectory in trajectories:
             reference = ahead.require_trajectory(trajectory)
             if self.forces:
-                self.tally.discriminating += count_non_full_depth_logits(reference, trajectory, self.tolerance)
+                self.tally.discriminating += count_logits_unlike_full_depth(reference, trajectory, self.tolerance)
             else:
-                self.tally.discriminating += self.count_context_dependent(trajectory, reference)
+                self.tally.discriminating += self.count_context_dependent_logits(trajectory, reference)
 
-    def count_context_dependent(self, trajectory: Trajectory, reference: LensReference) -> int:
+    def count_context_dependent_logits(self, trajectory: Trajectory, reference: LensReference) -> int:
         """Number of a row's last positions whose expected logits differ from those of their token alone.
 
         They show which row's K and V a session reads.
@@ -342,18 +342,18 @@ def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
     return emitted
 
 
-def count_non_full_depth_tokens(reference: LensReference, trajectory: Trajectory) -> int:
+def count_tokens_unlike_full_depth(reference: LensReference, trajectory: Trajectory) -> int:
     """Number of positions with another argmax than full depth's: only there emitted tokens show a wrong depth."""
     return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last_layer.argmax(-1)).sum())
 
 
-def count_non_full_depth_logits(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
+def count_logits_unlike_full_depth(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
     """Number of positions with other logits than full depth's: only there logits show a wrong depth."""
     emitted, last = emitted_logits(reference, trajectory), reference.logits.last_layer
     return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
-def count_positions_with_probe(trajectory: Trajectory, point: OperatingPoint) -> int:
+def count_exit_eligible_positions(trajectory: Trajectory, point: OperatingPoint) -> int:
     """Number of positions with a probe below the cap, where the rule decides."""
     return int((trajectory.caps(point) > min(point.probes)).sum()) if point.probes else 0
 
@@ -494,7 +494,7 @@ class CheckedSession:
         self.tally.require(lengths == cap, f"{when}: cap {lengths}, but the rows' last tokens allow {cap}")
 
 
-def feed_slices(tokens: int, widest: int) -> list[slice]:
+def make_feed_slices(tokens: int, widest: int) -> list[slice]:
     """Slices of ``tokens`` columns for feeds of one token and of the widest allowed (≤ ``WIDEST_FEED``), in turn."""
     cut: list[slice] = []
     start = 0

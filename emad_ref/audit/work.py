@@ -7,11 +7,11 @@ one forward at the ceiling:
     context[ℓ]  (n − 1)² + Σ_{t : D_t ≥ ℓ} (position_t + 1)
     readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout also serves the exit
 
-The rule determines a probe's cost, and whether it also serves the exit (``lens.ProbeReadouts``). Estimates and pruned
-vocabularies are separate kinds of readouts with their own multiply-adds; a tuned lens adds some to every full head
-below the last layer. A rule that compares several layers reads every one of its probes up to the exit. If no token can
-exit below the ceiling, the whole prompt may run in one forward, and context[ℓ] is larger by n − 1. Under ``free_eager``
-layers above D_t still need K and V, so tokens + fills cover every position up to the ceiling.
+The rule determines a probe's cost, and whether it also serves the exit (``lens.ProbeReadoutWork``). Estimates and
+pruned vocabularies are separate kinds of readouts with their own multiply-adds; a tuned lens adds some to every full
+head below the last layer. A rule that compares several layers reads every one of its probes up to the exit. If no
+token can exit below the ceiling, the whole prompt may run in one forward, and context[ℓ] is larger by n − 1. Under
+``free_eager`` layers above D_t still need K and V, so tokens + fills cover every position up to the ceiling.
 
 A count that is too high is also wrong, since savings are shares of it. For several rows, no block may run more tokens
 than if all rows, padded to a power of two, ran as deep as the deepest at every step, or in every feed; stacks of
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.reference_logits import ProbeReadouts, signal_noise_factor
+from emad_ref.audit.reference_logits import ProbeReadoutWork, signal_noise_factor
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -44,7 +44,7 @@ MatrixRows = Mapping[tuple[int, str], float]  # (layer, matrix) → rows multipl
 
 
 def implied_work(
-    trajectory: Trajectory, readouts: ProbeReadouts, point: OperatingPoint, *, masked_prompt: bool = True
+    trajectory: Trajectory, readouts: ProbeReadoutWork, point: OperatingPoint, *, masked_prompt: bool = True
 ) -> Work:
     """Work of one row alone; ``masked_prompt`` False counts only the causal half of the prompt's attention."""
     work = Work.none(point.layers)
@@ -79,7 +79,7 @@ def require_counted_work(
     judge: Judge,
     work: Work | None,
     trajectories: list[Trajectory],
-    readouts: Sequence[ProbeReadouts],
+    readouts: Sequence[ProbeReadoutWork],
     *,
     widest: int = 1,
 ) -> None:
@@ -206,7 +206,7 @@ def constant_keys_per_query(work: Work, prompts: Iterable[int]) -> set[int]:
 # ---------------------------------------------------------------- the same tokens at two points
 
 
-def check_work_counters(
+def check_full_and_exiting_work(
     full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int
 ) -> Finding:
     """Check that equal layers and tokens cost the same at full depth and at a point with exits.

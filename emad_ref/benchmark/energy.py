@@ -147,7 +147,7 @@ class EnergyResult:
         share: Floats = self.refresh_s / self.seconds[arm]
         return share
 
-    def joules_per_token(self, arm: str) -> Floats:
+    def joules_per_token_by_pair(self, arm: str) -> Floats:
         """[pairs] J per generated token, including idle power of a device that waits for its next token.
 
         Raises:
@@ -482,7 +482,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
 
 
-def try_import_nvml() -> Any | NoEnergyReason:
+def import_nvml_or_reason() -> Any | NoEnergyReason:
     """The module ``pynvml`` of the package nvidia-ml-py, or the reason why it cannot be used.
 
     The older package ``pynvml`` installs a folder of that name, which Python prefers to a module file. So it hides
@@ -519,7 +519,7 @@ def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReas
     if uuid.startswith("MIG-"):
         yield NoEnergyReason(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
-    pynvml = try_import_nvml()
+    pynvml = import_nvml_or_reason()
     if isinstance(pynvml, NoEnergyReason):
         yield pynvml
         return

@@ -95,7 +95,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
     )
 
 
-def probe_to_block_flops_ratio(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
+def probes_to_blocks_flops_ratio(geometry: Geometry, probes: int, keys: int, probe_flops: int | None = None) -> float:
     """FLOPs of ``probes`` readouts per token over the FLOPs of all its blocks, attention over ``keys`` keys included.
 
     The claim "probe overhead < 5 % of block FLOPs" (EMAD, §"Cost") uses this number for a token that runs to the last

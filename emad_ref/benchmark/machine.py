@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from emad_ref.benchmark.energy import NoEnergyReason, shut_down_nvml, try_import_nvml
+from emad_ref.benchmark.energy import NoEnergyReason, import_nvml_or_reason, shut_down_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times the size of any cache
@@ -130,7 +130,7 @@ def _version(library: str) -> str:
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
     """NVML's facts about a board; a text in place of a missing number."""
-    pynvml = try_import_nvml()
+    pynvml = import_nvml_or_reason()
     if isinstance(pynvml, NoEnergyReason):
         return {"driver": f"unread: {pynvml.reason}"}
     try:

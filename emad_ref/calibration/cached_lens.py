@@ -41,13 +41,13 @@ from emad_ref.calibration.regression import (
     RegressionMoments,
     fit_ridge,
     reduced_rank_factors,
-    ridge_matrix,
+    ridge_covariance_matrix,
 )
 from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
 from emad_ref.signals import exp_log_probabilities, upcast_to_float32
 
@@ -155,13 +155,13 @@ def _until_full(windows: Iterator[TokenSequence], room: int) -> Iterator[TokenSe
 
 def _closed_form(cache: CachedStates, layer: int, plan: LensPlan, stepper: Stepper) -> list[Tensor]:
     """Factors and bias of the ridge regression of h_L − h_ℓ on h_ℓ, of the plan's rank."""
-    here, end = to_numpy(cache.states[layer]), to_numpy(cache.final)
+    here, end = to_numpy_float64(cache.states[layer]), to_numpy_float64(cache.final)
     moments = RegressionMoments.from_pairs(here, end - here)
     fitted = fit_ridge(moments, RIDGE_PENALTY)
     slopes, bias = fitted[:-1], fitted[-1]
     factors: tuple[np.ndarray, ...] = (slopes.T,)
     if plan.rank is not None:
-        factors = reduced_rank_factors(slopes, ridge_matrix(moments, RIDGE_PENALTY), plan.rank)
+        factors = reduced_rank_factors(slopes, ridge_covariance_matrix(moments, RIDGE_PENALTY), plan.rank)
         bias = (moments.y - moments.x @ (factors[1] @ factors[0].T)) / moments.tokens
     dtype, device = at_least_float32_dtype(stepper), stepper.device
     return [

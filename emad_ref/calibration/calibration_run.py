@@ -43,7 +43,7 @@ from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.files import open_for_atomic_write, open_regular_file, parse_json, require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.point import OperatingPoint, ThresholdBinSpec
 from emad_ref.record import Floats, Ints
 from emad_ref.workers.dispatch import WorkerPool, dispatch_in_order
 
@@ -74,7 +74,7 @@ class CalibrationPlan:
     dtype: str
     window: int
     probes: tuple[int, ...]
-    bins: BinSpec = field(default_factory=BinSpec)
+    bins: ThresholdBinSpec = field(default_factory=ThresholdBinSpec)
     tokens: int | None = None
     documents: int | None = None
     minimum_tokens: int = MINIMUM_TOKENS

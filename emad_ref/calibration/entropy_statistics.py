@@ -27,7 +27,7 @@ from emad_ref.calibration.windows import TokenSequence, decided_positions
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats, require_finite
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import LogitsReadout, exp_log_probabilities
@@ -151,7 +151,7 @@ class EntropyStatistics:
             for kind in ("shape", "dtype")
         ) and (self.documents is None or self.documents.products.shape == (1 + layers, 1 + layers))
 
-    def pool_bins(self, group: Ints) -> EntropyStatistics:
+    def pool_bin_groups(self, group: Ints) -> EntropyStatistics:
         """Statistics of groups of bins: ``group`` int64 [bins] numbers the group of each, 0…groups − 1, none empty."""
 
         def joined(values: NDArray[Any]) -> NDArray[Any]:
@@ -221,19 +221,19 @@ class BatchEntropies:
     document: Ints | None = None
 
 
-def needs_first_probe(spec: BinSpec) -> bool:
+def needs_first_probe(spec: ThresholdBinSpec) -> bool:
     """Whether bins depend on the first probe's readout."""
     return bool(set(spec.features) - {"position"})
 
 
-def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
+def require_first_probe(spec: ThresholdBinSpec, first_probe: int | None) -> None:
     """Refuse bins that need a probe if there is none."""
     if first_probe is None and needs_first_probe(spec):
         raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
 
 
 def compute_trace_statistics(
-    trace: Trace, spec: BinSpec, first_probe: int | None, document: Ints | None = None
+    trace: Trace, spec: ThresholdBinSpec, first_probe: int | None, document: Ints | None = None
 ) -> EntropyStatistics:
     """Statistics of one trace (or batch of it) in the bins of ``spec``, after the layers that it has read.
 
@@ -248,10 +248,10 @@ def compute_trace_statistics(
     top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
     entropy = trace.entropy_nats[:, np.array(trace.layers_read) - 1]
     read = BatchEntropies(entropy, trace.position, top1, probability, trace.n_sequences, document)
-    return compute_entropy_statistics(read, spec)
+    return statistics_from_batch_entropies(read, spec)
 
 
-def compute_entropy_statistics(read: BatchEntropies, spec: BinSpec) -> EntropyStatistics:
+def statistics_from_batch_entropies(read: BatchEntropies, spec: ThresholdBinSpec) -> EntropyStatistics:
     """Statistics of ``read`` in the bins of ``spec``.
 
     Raises:
@@ -291,7 +291,11 @@ def _bucket_index(entropy: Floats) -> Ints:
 
 
 def measure_batch_statistics(
-    stepper: Stepper, batch: Sequence[TokenSequence], spec: BinSpec, first_probe: int | None, layers: Sequence[int]
+    stepper: Stepper,
+    batch: Sequence[TokenSequence],
+    spec: ThresholdBinSpec,
+    first_probe: int | None,
+    layers: Sequence[int],
 ) -> EntropyStatistics:
     """Statistics of ``batch`` after ``layers`` in the bins of ``spec``, from one forward.
 
@@ -302,7 +306,7 @@ def measure_batch_statistics(
         NotFinite: a layer's logits hold NaN.
     """
     require_first_probe(spec, first_probe)
-    return compute_entropy_statistics(
+    return statistics_from_batch_entropies(
         compute_batch_entropies(stepper, batch, first_probe if needs_first_probe(spec) else None, layers), spec
     )
 
@@ -354,8 +358,8 @@ def _entropy(logits: Tensor) -> Tensor:
 
 
 def _top1(logits: Tensor) -> Tensor:
-    return LogitsReadout(logits.float()).top2_logits[1][:, 0].int()
+    return LogitsReadout(logits.float()).top2_logits_and_tokens[1][:, 0].int()
 
 
 def _top1_probability(logits: Tensor) -> Tensor:
-    return LogitsReadout(logits.float()).top2_log_probs[0][:, 0].exp()
+    return LogitsReadout(logits.float()).top2_log_probs_and_tokens[0][:, 0].exp()

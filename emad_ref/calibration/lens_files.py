@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.tensor_files import load_tensors, save_tensors
+from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.tuned_lens import StateTranslators, Translator, TunedLens
@@ -75,7 +75,7 @@ def load_lens(path: Path | str) -> FittedLens:
     BadLens
         The file is no safetensors, no lens, of another schema, or holds impossible values.
     """
-    return load_tensors(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
+    return build_from_tensor_file(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
 
 
 # ---------------------------------------------------------------- parts shared with other files that hold a lens
@@ -151,7 +151,7 @@ PAIR_NAME = re.compile(r"([1-9][0-9]*)>([1-9][0-9]*)\.([a-z]+)")
 BIAS = "bias"
 
 
-def translators_to_tensors(translators: StateTranslators) -> dict[str, Tensor]:
+def state_translators_to_tensors(translators: StateTranslators) -> dict[str, Tensor]:
     """Name → tensor, on the CPU, contiguous."""
     names = {None: FULL, 0: ()}.get(translators.rank, LOW)
     return {
@@ -161,10 +161,11 @@ def translators_to_tensors(translators: StateTranslators) -> dict[str, Tensor]:
     }
 
 
-def translators_from_tensors(
+def state_translators_from_tensors(
     fingerprint: str, dtype: str, layers: int, tensors: Mapping[str, Tensor]
 ) -> StateTranslators:
-    """The inverse of ``translators_to_tensors``, for the model with this ``fingerprint``, ``dtype`` and L ``layers``.
+    """The inverse of ``state_translators_to_tensors``, for the model with this ``fingerprint``, ``dtype`` and L
+    ``layers``.
 
     Raises:
         BadArgument: missing or unknown parts of a pair, other shapes, or numbers that are not finite.

@@ -25,14 +25,14 @@ from emad_ref.calibration.regression import (
     RegressionMoments,
     fit_ridge,
     reduced_rank_factors,
-    ridge_matrix,
+    ridge_covariance_matrix,
 )
 from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy
+from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy_float64
 from emad_ref.probes.tuned_lens import (
     Pair,
     StateTranslators,
@@ -99,7 +99,7 @@ def fit_gate(
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
                     pair = stepper.apply_final_norm(hidden), kl_divergence_nats(final, logits).sqrt()
-                    moments[probe] += RegressionMoments.from_pairs(*map(to_numpy, pair))
+                    moments[probe] += RegressionMoments.from_pairs(*map(to_numpy_float64, pair))
             read += len(final)
             bar.update(len(final))
     if read == 0:
@@ -173,7 +173,7 @@ def fit_translators(
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
         for batch in iterate_batches(limit_tokens(windows, tokens)):
             with torch.inference_mode():
-                states = np.stack([to_numpy(state) for state in iterate_states_after(stepper, batch)])
+                states = np.stack([to_numpy_float64(state) for state in iterate_states_after(stepper, batch)])
             for exit_ in exits:
                 left, above = states[exit_ - 1], states[exit_ : layers - 1]
                 moments[exit_] += RegressionMoments.from_pairs(left, np.concatenate(list(above - left), axis=1))
@@ -194,7 +194,7 @@ def _solve_translators(
 ) -> dict[Pair, Translator]:
     """Translators of the pairs of one exit, whose outputs are side by side in ``moments``."""
     width = len(moments.x)
-    system, fitted = ridge_matrix(moments, penalty), fit_ridge(moments, penalty)[:-1]
+    system, fitted = ridge_covariance_matrix(moments, penalty), fit_ridge(moments, penalty)[:-1]
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
     translators = {}
     for number, pair in enumerate(pairs):

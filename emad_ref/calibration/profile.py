@@ -31,26 +31,30 @@ from emad_ref.calibration.regression import isotonic_targets
 from emad_ref.calibration.trace import Trace
 from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
-from emad_ref.exit_rules import calibrated_entropy_point, dropped_feature_count_by_bin, merged_bin_indices
+from emad_ref.exit_rules import (
+    bin_indices_without_last_features,
+    calibrated_entropy_point,
+    dropped_feature_count_by_bin,
+)
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
-from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.point import OperatingPoint, ThresholdBinSpec
 from emad_ref.record import Floats, Ints
 
 MEAN_AGREEMENT = 1e-9  # largest relative difference of a mean and its sums, both from exact JSON
 
 
-def bins_to_json(bins: BinSpec) -> dict[str, Any]:
+def bins_to_json(bins: ThresholdBinSpec) -> dict[str, Any]:
     """Every field by name; ``frequency`` as one digit per token id."""
     return asdict(bins) | {"frequency": "".join(map(str, bins.frequency))}
 
 
-def bins_from_json(data: Mapping[str, Any]) -> BinSpec:
+def bins_from_json(data: Mapping[str, Any]) -> ThresholdBinSpec:
     """Read the output of ``bins_to_json``.
 
     Raises:
         BadArgument, ValueError, TypeError, KeyError: anything else.
     """
-    return BinSpec(
+    return ThresholdBinSpec(
         features=tuple(data["features"]),
         position_edges=tuple(data["position_edges"]),
         confidence_edges=tuple(data["confidence_edges"]),
@@ -132,9 +136,9 @@ def _are_corpora(value: Any, tokens: int) -> bool:
     return not value or sum(value.values()) == tokens
 
 
-def _parsed_bins(value: Any) -> BinSpec | None:
+def _parsed_bins(value: Any) -> ThresholdBinSpec | None:
     """The bins, or None for an invalid value."""
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(BinSpec)}:
+    if not isinstance(value, dict) or set(value) != {f.name for f in fields(ThresholdBinSpec)}:
         return None
     if not _are_edges(value["position_edges"], int) or not _are_edges(value["confidence_edges"], float):
         return None
@@ -153,7 +157,7 @@ def _bin_rows(data: Mapping[str, Any]) -> int:
     return _bins_of(data).bin_count if _bins_of(data).features else 0
 
 
-def _bins_of(data: Mapping[str, Any]) -> BinSpec:
+def _bins_of(data: Mapping[str, Any]) -> ThresholdBinSpec:
     bins = _parsed_bins(data["bins"])
     assert bins is not None, "bins were judged before the fields that ask for them"
     return bins
@@ -287,7 +291,7 @@ MINIMUM_TOKENS = (
 DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields computed from the statistics
 DERIVED_AGREEMENT = 1e-6  # relative, and nats; versions of SciPy and scikit-learn differ in the order of sums
 
-ONE_BIN = BinSpec()
+ONE_BIN = ThresholdBinSpec()
 
 TargetRows = tuple[tuple[float, ...], ...]
 
@@ -322,7 +326,7 @@ class Profile:
     sequences: int
     versions: dict[str, str]
     corpora: dict[str, int] = field(default_factory=dict)
-    bins: BinSpec = ONE_BIN
+    bins: ThresholdBinSpec = ONE_BIN
     bin_targets_nats: TargetRows = ()
     fallbacks: tuple[int, ...] = ()
     minimum_tokens: int = MINIMUM_TOKENS
@@ -390,17 +394,17 @@ class Profile:
         """
         return self._statistics.quantile_nats(quantile)
 
-    def drop_features(self, dropped: int = 1) -> Profile:
+    def drop_last_bin_features(self, dropped: int = 1) -> Profile:
         """The same calibration without its last ``dropped`` features.
 
         Raises:
             BadArgument: more features than there are, or a profile without statistics.
         """
-        group = merged_bin_indices(self.bins, dropped)
+        group = bin_indices_without_last_features(self.bins, dropped)
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
-        return _fit_profile(self, bins, self._statistics.pool_bins(group))
+        return _fit_profile(self, bins, self._statistics.pool_bin_groups(group))
 
     @property
     def _statistics(self) -> EntropyStatistics:
@@ -418,8 +422,8 @@ class Profile:
         dropped = np.array(self.fallbacks or (0,), dtype=np.int64)
         chosen: Floats = values(self._statistics)
         for level in range(1, int(dropped.max()) + 1):
-            group = merged_bin_indices(self.bins, level)
-            theirs = values(self._statistics.pool_bins(group))[group]
+            group = bin_indices_without_last_features(self.bins, level)
+            theirs = values(self._statistics.pool_bin_groups(group))[group]
             chosen = np.where((dropped == level)[:, None], theirs, chosen)
         return chosen
 
@@ -461,7 +465,7 @@ def profile_of(
     fingerprint: str,
     corpus: str,
     dtype: str,
-    bins: BinSpec = ONE_BIN,
+    bins: ThresholdBinSpec = ONE_BIN,
     minimum_tokens: int = MINIMUM_TOKENS,
     document: Ints | None = None,
 ) -> Profile:
@@ -475,7 +479,7 @@ def profile_of(
         Ascending layers below the last.
     model, fingerprint, corpus, dtype : str
         Identity of model and text, for the record and for ``Profile.require``.
-    bins : BinSpec
+    bins : ThresholdBinSpec
         Bins with their own targets; none by default.
     minimum_tokens : int
         Tokens below which a bin uses the targets of its ancestor.
@@ -522,7 +526,7 @@ def profile_from_statistics(
     fingerprint: str,
     corpora: Mapping[str, int],
     dtype: str,
-    bins: BinSpec = ONE_BIN,
+    bins: ThresholdBinSpec = ONE_BIN,
     minimum_tokens: int = MINIMUM_TOKENS,
 ) -> Profile:
     """The profile of running statistics in ``bins`` after the layers ``read`` of a model's ``layers``.
@@ -601,7 +605,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     return _fit_profile(replace(blank, versions=_joined_versions(profiles)), first.bins, statistics)
 
 
-def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics) -> Profile:
+def _fit_profile(profile: Profile, bins: ThresholdBinSpec, statistics: EntropyStatistics) -> Profile:
     """``profile`` with means, targets and fallbacks of ``statistics`` in ``bins``."""
     columns = profile._columns
 
@@ -614,7 +618,7 @@ def _fit_profile(profile: Profile, bins: BinSpec, statistics: EntropyStatistics)
             fitted[number] = isotonic_targets(profile.probes, means[number], count)
         return fitted
 
-    together = statistics.pool_bins(np.zeros(len(statistics.tokens), dtype=np.int64))
+    together = statistics.pool_bin_groups(np.zeros(len(statistics.tokens), dtype=np.int64))
     dropped = dropped_feature_count_by_bin(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
     fitted = replace(
         profile,

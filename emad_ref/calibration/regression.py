@@ -20,7 +20,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.record import Floats, Ints
 
 RIDGE_PENALTY = 1e-3  # relative to the mean variance of an entry of x: keeps the fit finite if entries are collinear
@@ -88,13 +88,13 @@ def fit_ridge(moments: RegressionMoments, penalty: float = RIDGE_PENALTY) -> Flo
         BadArgument: fewer than two tokens, a negative penalty, x that never varies, or, without a penalty, x with
             linearly dependent entries.
     """
-    system = ridge_matrix(moments, penalty)
+    system = ridge_covariance_matrix(moments, penalty)
     mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
     weights = np.linalg.solve(system, moments.xy / moments.tokens - np.multiply.outer(mean_x, mean_y))
     return np.concatenate([weights, np.asarray(mean_y - mean_x @ weights)[None]]).astype(np.float64)
 
 
-def ridge_matrix(moments: RegressionMoments, penalty: float = RIDGE_PENALTY) -> Floats:
+def ridge_covariance_matrix(moments: RegressionMoments, penalty: float = RIDGE_PENALTY) -> Floats:
     """[width, width] covariance of x plus λ on its diagonal, the system that ``fit_ridge`` solves.
 
     Raises:
@@ -167,7 +167,7 @@ class LinearProbeFit:
         """Add states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
             x = self._stepper.apply_final_norm(states)
-            self.moments[layer] += RegressionMoments.from_pairs(*map(to_numpy, (x, entropy)))
+            self.moments[layer] += RegressionMoments.from_pairs(*map(to_numpy_float64, (x, entropy)))
 
     def fit_estimator(self, penalty: float = RIDGE_PENALTY) -> EntropyEstimator:
         """The linear estimator of these probes.

@@ -26,7 +26,7 @@ def save_tensors(path: Path, what: str, tensors: Mapping[str, Tensor], about: Ma
         file.write(safetensors.torch.save(dict(tensors), metadata={METADATA_KEY: json.dumps(about)}))
 
 
-def load_tensors(
+def build_from_tensor_file(
     path: Path | str,
     what: str,
     make: Callable[[dict[str, Tensor], dict[str, Any]], T],

@@ -31,10 +31,10 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, make_readers_by_estimator
+from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
 from emad_ref.probes.probe import Probe, make_confidence_probe
-from emad_ref.probes.pruned_vocabulary import CachedHeads
-from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs, require_finite, to_numpy
+from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads
+from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs, require_finite, to_numpy_float64
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
@@ -114,7 +114,7 @@ def layers_read_by_rules(rules: Iterable[ConfidenceColumnsKey]) -> frozenset[int
 
 
 @torch.inference_mode()
-def compute_confidence_columns(
+def compute_columns_by_confidence_rule(
     stepper: Stepper,
     rules: Mapping[ConfidenceColumnsKey, OperatingPoint],
     states: Mapping[int, Tensor],
@@ -133,7 +133,7 @@ def compute_confidence_columns(
     Raises:
         NotFinite: a layer's signals are no numbers.
     """
-    heads = CachedHeads(stepper)
+    heads = CachedFullLogitHeads(stepper)
     watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
     columns = {rule: ConfidenceColumns.empty(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
@@ -237,9 +237,9 @@ class Trace:
     @property
     def entropy_nats(self) -> NDArray[np.float32]:
         """[tokens, L] H_ℓ, for calibration and diagnostics."""
-        return self.signal_column(ENTROPY.name)
+        return self.signal_at_every_layer(ENTROPY.name)
 
-    def signal_column(self, signal: str) -> NDArray[np.float32]:
+    def signal_at_every_layer(self, signal: str) -> NDArray[np.float32]:
         """[tokens, L] values of a signal of a single layer's readout.
 
         Raises:
@@ -303,11 +303,11 @@ class Trace:
             BadArgument: a signal, an estimator or a rule that this trace does not record.
         """
         if point.confidence is not None:
-            return self.rule_columns(point).signal
+            return self.confidence_rule_columns(point).signal
         if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
             return self._agreement(point.probes)
         if point.estimator == EntropyEstimator():
-            return self.signal_column(point.signal)
+            return self.signal_at_every_layer(point.signal)
         if point.estimator not in self.estimates:
             names = ", ".join(estimator.name for estimator in self.estimates) or "none"
             expected = f"full or one this trace records ({names})"
@@ -322,7 +322,7 @@ class Trace:
             column[:, probe - 1] = np.where(same, self.top1_probability[:, probe - 1], 0.0)
         return column
 
-    def rule_columns(self, point: OperatingPoint) -> ConfidenceColumns:
+    def confidence_rule_columns(self, point: OperatingPoint) -> ConfidenceColumns:
         """The columns of a point's confidence rule.
 
         Raises:
@@ -334,21 +334,21 @@ class Trace:
             raise BadArgument("point.confidence", point.confidence, expected, "trace it too: take_trace(rules=[point])")
         return self.rules[ConfidenceColumnsKey.from_point(point)]
 
-    def emitted_columns(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    def emissions_by_exit_layer(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """(nll_nats, top1) [tokens, L] of the emission of a token that stops after each layer.
 
         Raises:
-            BadArgument: as ``rule_columns``.
+            BadArgument: as ``confidence_rule_columns``.
         """
         if point.confidence is None:
             return self.nll_nats, self.top1
-        columns = self.rule_columns(point)
+        columns = self.confidence_rule_columns(point)
         return columns.nll_nats, columns.top1
 
     def reorder_sequences(self, order: Ints) -> Trace:
         """The sequences ``order`` [n] of this trace, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
-        starts = np.concatenate([[0], np.cumsum(self.sequence_lengths[order])])
+        starts = np.concatenate([[0], np.cumsum(self.n_decided_by_sequence[order])])
         return replace(self._select_rows(rows), starts=starts, prompts=self.prompts[order])
 
     @property
@@ -385,14 +385,14 @@ class Trace:
         return len(self.prompts)
 
     @property
-    def sequence_lengths(self) -> Ints:
+    def n_decided_by_sequence(self) -> Ints:
         """[sequences] decided positions of each."""
         return np.diff(self.starts)
 
     @property
     def sequence_index(self) -> Ints:
         """[tokens] index of the sequence each row belongs to."""
-        return np.repeat(np.arange(self.n_sequences), self.sequence_lengths)
+        return np.repeat(np.arange(self.n_sequences), self.n_decided_by_sequence)
 
 
 def concatenate_traces(parts: Sequence[Trace]) -> Trace:
@@ -400,7 +400,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     if not parts:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
     rows = (*COLUMNS, "token", "target", "position", "prompts")
-    lengths = np.concatenate([part.sequence_lengths for part in parts])
+    lengths = np.concatenate([part.n_decided_by_sequence for part in parts])
     has_divergence = any(part.divergence_nats is not None for part in parts)
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
@@ -439,7 +439,7 @@ def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Ten
 def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -> dict[str, Tensor]:
     readout = LogitsReadout(logits.float())
     signals = {name: signal.compute(readout) for name, signal in LAYERWISE.items()}
-    log_p, best = readout.top2_log_probs
+    log_p, best = readout.top2_log_probs_and_tokens
     nll = -readout.log_probs.gather(-1, target[:, None])[:, 0]
     read = dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
     if final_log_p is not None:
@@ -473,7 +473,7 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 @torch.inference_mode()
 def compute_stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
     """Logits float64 [n − first, L, V] as ``compute_layer_logits``, but token by token; see ``trace_stepwise``."""
-    return np.stack([to_numpy(logits) for logits in _step_by_step(stepper, tokens, first)])
+    return np.stack([to_numpy_float64(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
 @torch.inference_mode()
@@ -511,8 +511,8 @@ def iterate_states_after(
     ``layers``: ascending; None: 1 … L. Layers above the last of them are not run.
     """
     run, place = windows.deduplicate_inputs(batch)
-    tokens, lengths = windows.pad_right(run)
-    cache = make_pass_kv_cache(stepper, [sequence.source for sequence in run], tokens.shape[1])
+    tokens, lengths = windows.padded_tokens_and_lengths(run)
+    cache = make_source_cache_or_none(stepper, [sequence.source for sequence in run], tokens.shape[1])
     context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
@@ -524,7 +524,7 @@ def iterate_states_after(
 
 
 @dataclass(frozen=True, eq=False)
-class FinalReadout:
+class StatesAndFinalReadout:
     """States [tokens, D] after every layer of a batch, and readouts of the last layer, which are equal for all lenses.
 
     ``log_p`` [tokens, V] of the last layer; ``columns`` [tokens] as ``readout_columns`` names them.
@@ -536,7 +536,7 @@ class FinalReadout:
 
 
 @torch.inference_mode()
-def compute_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> FinalReadout:
+def compute_states_and_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> StatesAndFinalReadout:
     """Run one forward of ``batch`` and one head. It keeps states, of width D, in place of logits, of width V.
 
     Raises:
@@ -549,7 +549,7 @@ def compute_final_readout(stepper: Stepper, batch: Sequence[TokenSequence]) -> F
         log_p.append(log_probabilities(logits))
         columns.append(readout_columns(logits, target[rows], f"after layer {stepper.layers}", log_p[-1]))
     joined = {name: torch.cat([each[name] for each in columns]).cpu().numpy() for name in columns[0]}
-    return FinalReadout(states, torch.cat(log_p), joined)
+    return StatesAndFinalReadout(states, torch.cat(log_p), joined)
 
 
 def target_tokens(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
@@ -568,7 +568,7 @@ def trace_batch(
     divergence: bool = False,
     layers: Sequence[int] | None = None,
     sample_every: int | None = None,
-    final: FinalReadout | None = None,
+    final: StatesAndFinalReadout | None = None,
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
@@ -594,7 +594,7 @@ def trace_batch(
     sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
     if divergence and final is None:
-        final = compute_final_readout(stepper, batch)
+        final = compute_states_and_final_readout(stepper, batch)
     for layer, states in enumerate(iterate_states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
             remembered[layer] = states
@@ -640,7 +640,7 @@ def trace_batch(
         read_layers=read,
         sampled=sampled,
     )
-    confidence = compute_confidence_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1)
+    confidence = compute_columns_by_confidence_rule(stepper, rules, remembered, target, trace.nll_nats, trace.top1)
     return replace(trace, rules=confidence)
 
 
@@ -681,7 +681,7 @@ def stream_traces(
 ) -> Iterator[Trace]:
     """Traces batch by batch, in constant memory for any length of the corpus."""
     distinct = {ConfidenceColumnsKey.from_point(point): point for point in rules}
-    readers = make_readers_by_estimator(stepper, estimators)
+    readers = layers_and_reader_by_estimator(stepper, estimators)
     for batch in windows.iterate_batches(sequences):
         yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
 
@@ -750,10 +750,10 @@ def take_trace(
     def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
         return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence, layers, sample_every)
 
-    return assemble_trace(sequences, traced, progress, file)
+    return trace_and_assemble_batches(sequences, traced, progress, file)
 
 
-def assemble_trace(
+def trace_and_assemble_batches(
     sequences: Iterable[TokenSequence],
     traced: Callable[[list[TokenSequence]], Iterator[Trace]],
     progress: str | None = None,
@@ -774,7 +774,7 @@ def _assemble(
     progress: str | None,
     file: TextIO | None,
 ) -> tuple[Trace, ...]:
-    """As ``assemble_trace``, of several traces at once."""
+    """As ``trace_and_assemble_batches``, of several traces at once."""
     ordered = list(sequences)
     order = sorted(range(len(ordered)), key=lambda i: ordered[i].n_forward_tokens)  # by length, for less padding
     shown: dict[str, Any] = {"desc": progress, "disable": progress is None or None, "file": file}
@@ -805,9 +805,9 @@ def take_own_and_lens_traces(
     """
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
-        readers = make_readers_by_estimator(stepper, estimators)
+        readers = layers_and_reader_by_estimator(stepper, estimators)
         for batch in windows.iterate_batches(ordered):
-            final = compute_final_readout(stepper, batch)
+            final = compute_states_and_final_readout(stepper, batch)
             shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": final}
             yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)
 
@@ -815,7 +815,7 @@ def take_own_and_lens_traces(
     return own, tuned
 
 
-def make_pass_kv_cache(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
+def make_source_cache_or_none(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
     """The cache for one plain pass: None, or a cache with the encoded sources."""
     return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
 
@@ -829,7 +829,7 @@ def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: In
     """
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
-    cache = make_pass_kv_cache(stepper, [source] * rows, longest)
+    cache = make_source_cache_or_none(stepper, [source] * rows, longest)
     context = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
     hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context), []
     for layer in range(1, stepper.layers + 1):
@@ -847,4 +847,4 @@ def compute_sequence_states(stepper: Stepper, tokens: Ints, first: int = 0, sour
 def compute_layer_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of ``compute_sequence_states``."""
     states = compute_sequence_states(stepper, tokens, first, source)
-    return np.stack([to_numpy(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
+    return np.stack([to_numpy_float64(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Ints
-from emad_ref.text.corpora import LongDocument
+from emad_ref.text.corpora import LazyDocumentTokens
 
 LONGEST_WINDOW = 512
 # Most windows per document in a judged split: documents are the resampled unit, and a few long ones among many short
@@ -56,7 +56,7 @@ def window_size(positions: int | None, longest: int | None = None) -> int:
 
 
 def cut_windows(
-    documents: Iterable[Ints | LongDocument],
+    documents: Iterable[Ints | LazyDocumentTokens],
     window: int,
     opening: int | None,
     limit: int | None = None,
@@ -130,7 +130,7 @@ def iterate_batches(
         yield batch
 
 
-def pad_right(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
+def padded_tokens_and_lengths(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
     """(tokens int64 [rows, widest] padded on the right with 0, lengths int64 [rows])."""
     return pad_rows([s.tokens for s in batch]), np.array([len(s.tokens) for s in batch])
 

@@ -19,10 +19,10 @@ from emad_ref.statistics.fronts import (
     EqualFlopsComparison,
     PointFamily,
     build_comparison_leg_test,
-    compare_at_equal_flops,
+    compare_families_at_saving_levels,
     resamples_for_legs,
 )
-from emad_ref.statistics.legs import LEVEL, LegTest, build_report_leg
+from emad_ref.statistics.legs import LEVEL, LegTest, build_measured_estimate_leg
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
@@ -41,7 +41,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
     decisions tie.
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
-    met = compare_at_equal_flops(
+    met = compare_families_at_saving_levels(
         *found,  # EMAD's, and the rival's
         SAVING_LEVELS,
         threshold=math.log1p(threshold),
@@ -113,7 +113,7 @@ def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Ve
     shown = (
         []
         if damage.estimate is None
-        else [build_report_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
+        else [build_measured_estimate_leg(f"damage of the profile of {found.foreign}", damage.estimate)]
     )
     return asked.decide_tests(tests, [*beside, *shown])
 
@@ -122,7 +122,7 @@ def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimC
     """Both sides at ``level``, which both reach on validation."""
     threshold = asked.claim.thresholds["damage_nats"]
     resamples = resamples_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
-    (met,) = compare_at_equal_flops(
+    (met,) = compare_families_at_saving_levels(
         ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit, resamples=resamples
     )
     return met
@@ -169,7 +169,9 @@ def make_baseline_question(claim: str, family: str) -> Question[ModelMeasurement
     """The claim that EMAD as published beats ``family``, a key of ``sweep.grids.point_families``."""
 
     def both(evidence: ModelMeasurements) -> tuple[PointFamily, PointFamily]:
-        return evidence.baseline_comparison.make_family(EMAD_FAMILY), evidence.baseline_comparison.make_family(family)
+        return evidence.baseline_comparison.replay_point_family_by_document(
+            EMAD_FAMILY
+        ), evidence.baseline_comparison.replay_point_family_by_document(family)
 
     return make_model_question(claim, both, decide_against_baseline, legs=lambda study, layers: len(SAVING_LEVELS))
 

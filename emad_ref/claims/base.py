@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_part_locations
+from emad_ref.extensions import added_part_import_paths
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.study import BUDGETS, Budget, Study
 from emad_ref.protocol import Unsupported
@@ -41,7 +41,7 @@ About = Literal["model", "pair", "names"]
 Suite = Literal["claims", "cost", "invariants"]
 
 
-class NamedMeasurements(Protocol):
+class ModelOrPairMeasurements(Protocol):
     """Common interface of the measurements of a model, of a pair and of a pair's names."""
 
     @property
@@ -57,7 +57,7 @@ class NamedMeasurements(Protocol):
         """Fingerprint of the weights."""
 
 
-def _outside_a_run(claim: str, evidence: NamedMeasurements | None = None) -> Any:
+def _outside_a_run(claim: str, evidence: ModelOrPairMeasurements | None = None) -> Any:
     raise BadArgument("claim", claim, "a claim of the same run", "only a RunPlan decides what a claim needs")
 
 
@@ -126,7 +126,7 @@ class Answer:
     refused: str = ""
 
 
-E = TypeVar("E", bound=NamedMeasurements)
+E = TypeVar("E", bound=ModelOrPairMeasurements)
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,16 @@ def _own_questions() -> dict[str, Question[Any]]:
     return found
 
 
-def find_question(claim: str) -> Question[Any]:
+def find_question_of_claim(claim: str) -> Question[Any]:
     """The question that decides ``claim``: a row of this package, or ``QUESTION`` of an extension's module.
 
-    >>> find_question("EAD-H1").about
+    >>> find_question_of_claim("EAD-H1").about
     'names'
 
     Raises:
         BadArgument: no row or extension for this claim.
     """
-    place = added_part_locations("questions").get(claim)
+    place = added_part_import_paths("questions").get(claim)
     if place is None:
         if claim not in _own_questions():
             raise BadArgument(
@@ -209,8 +209,8 @@ def find_question(claim: str) -> Question[Any]:
 
 
 def find_questions_by_claim(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
-    """Claim id → question, in the register's order. Raises BadArgument as ``find_question``."""
-    return {claim: find_question(claim) for claim in register}
+    """Claim id → question, in the register's order. Raises BadArgument as ``find_question_of_claim``."""
+    return {claim: find_question_of_claim(claim) for claim in register}
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class RunPlan:
 
         ``pair_named``: whether a user named a pair, which includes the rows about pairs.
         """
-        question = find_question(claim)
+        question = find_question_of_claim(claim)
         named = pair_named and question.about == "pair"
         brought = self.study.exit is not None and claim.startswith(EXIT_PREFIX)
         return named or brought or self.is_gating(claim) or question.is_within_budget(self.study.budget)
@@ -249,7 +249,7 @@ class RunPlan:
         return ClaimContext(self.register[claim], model, rng, self.count_other_legs(claim, layers), *needed)
 
     def answer_claim(
-        self, claim: str, evidence: NamedMeasurements, layers: int, question: Question[Any] | None = None
+        self, claim: str, evidence: ModelOrPairMeasurements, layers: int, question: Question[Any] | None = None
     ) -> Answer:
         """The answer of ``claim``, decided now unless another claim needed it before.
 
@@ -259,11 +259,11 @@ class RunPlan:
         Raises:
             AuditRefutedError: an audit refutes the evidence.
         """
-        asks = question or find_question(claim)
+        asks = question or find_question_of_claim(claim)
         once = replace(asks, answer=partial(self._decided, asks))
         return answer_question(once, evidence, self.make_context(claim, evidence.name, layers))
 
-    def _decided(self, question: Question[Any], evidence: NamedMeasurements, asked: ClaimContext) -> Answer:
+    def _decided(self, question: Question[Any], evidence: ModelOrPairMeasurements, asked: ClaimContext) -> Answer:
         """The run's cached answer, else a new one. Raises Unsupported again if the decoder declined."""
         outcomes = self._outcomes.setdefault(evidence, {})
         if question.claim not in outcomes:
@@ -276,16 +276,18 @@ class RunPlan:
             raise Unsupported(outcome)
         return outcome
 
-    def _needed(self, by: str, layers: int, claim: str, evidence: NamedMeasurements) -> Verdict:
+    def _needed(self, by: str, layers: int, claim: str, evidence: ModelOrPairMeasurements) -> Verdict:
         self._require_need(by, claim)
-        return self._decided(find_question(claim), evidence, self.make_context(claim, evidence.name, layers)).verdict
+        return self._decided(
+            find_question_of_claim(claim), evidence, self.make_context(claim, evidence.name, layers)
+        ).verdict
 
     def _needed_row(self, by: str, claim: str) -> Claim:
         self._require_need(by, claim)
         return self.register[claim]
 
     def _require_need(self, by: str, claim: str) -> None:
-        if claim not in find_question(by).needs:
+        if claim not in find_question_of_claim(by).needs:
             raise BadArgument("claim", claim, f"one that {by} needs", f"name it in needs of the question of {by}")
 
     def count_other_legs(self, claim: str, layers: int) -> int:
@@ -296,9 +298,9 @@ class RunPlan:
         """
         if not self.is_gating(claim):
             return 0
-        gating = [find_question(name) for name in self.register if self.is_gating(name)]
+        gating = [find_question_of_claim(name) for name in self.register if self.is_gating(name)]
         family = sum(question.legs(self.study, layers) * self._times(question) for question in gating)
-        return family - find_question(claim).legs(self.study, layers)
+        return family - find_question_of_claim(claim).legs(self.study, layers)
 
     def _times(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence
         """How often a run decides a row: once for a pair, else once per model."""
@@ -315,7 +317,7 @@ def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext)
     return None
 
 
-def is_point_usable(verdict: Verdict, point: str) -> bool:
+def is_point_quality_unfalsified(verdict: Verdict, point: str) -> bool:
     """Whether a verdict of ``decide_quality`` judged the point of this name and falsified none of its legs."""
     outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
@@ -350,23 +352,23 @@ def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
     return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
 
 
-def make_unmet_decoder_only_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` for an encoder-decoder, which does not continue plain documents; else None."""
     from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # imports torch, so only on demand
 
     return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
 
 
-def make_unmet_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
     if reason := evidence.subject.quality_unavailable_reason:
         return asked.not_applicable(reason)
     return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
 
 
-def answer_unmet_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
+def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
     """The answer if no exit can be judged, or the decoder under test refuses it; else None."""
-    verdict, refused = make_unmet_exit_verdict(evidence, asked), ""
+    verdict, refused = make_unmet_learned_exit_verdict(evidence, asked), ""
     if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
         verdict = asked.not_applicable(refused)
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)

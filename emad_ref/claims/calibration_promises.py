@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, answer_unmet_exit_premise
+from emad_ref.claims.base import Answer, ClaimContext, Question, answer_unmet_learned_exit_premise
 from emad_ref.claims.early_exit_answers import (
     EXIT_TASKS,
     make_early_exit_question,
@@ -44,7 +44,7 @@ MISLED = 0.01  # chance, over pools, of misjudging any threshold
 NOUN = "calibration sets"
 
 
-def make_risk_bound_masks(pool: Floats, delta: float) -> tuple[Bools, Bools]:
+def make_risky_safe_threshold_masks(pool: Floats, delta: float) -> tuple[Bools, Bools]:
     """Masks [λ] of risk shown above, and below, ``delta``, from independent losses [n, λ] in 0–1.
 
     Uses Hoeffding–Bentkus on either side; the upper side tests the mean of 1 − loss against 1 − δ.
@@ -131,15 +131,15 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     """EE-7: a leg per task, the share of calibration sets that kept the promise, against 1 − ε.
 
     No two sets share an item, since sets redrawn from the same items would agree because of these items. Each chooses
-    by ``sweep.risk.certify_threshold``; a pool shows the result. If no threshold on the grid risks more than δ, the
-    promise cannot fail; if most sets choose full depth, it is worth little. The row survives in neither case.
+    by ``sweep.risk.certify_loosest_threshold``; a pool shows the result. If no threshold on the grid risks more than
+    δ, the promise cannot fail; if most sets choose full depth, it is worth little. The row survives in neither case.
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []
     consistency, layers, missing = found
     beside = make_missing_task_legs(missing)
     for task, each in consistency.items():
-        name, (more, less) = f"{task}, δ={delta:g}", make_risk_bound_masks(each.pool, delta)
+        name, (more, less) = f"{task}, δ={delta:g}", make_risky_safe_threshold_masks(each.pool, delta)
         kept = count_kept_promises(each, more, less, layers, asked)
         if (leg := _undecidable_promise_leg(name, each, more, kept, asked)) is not None:
             beside.append(leg)
@@ -298,7 +298,7 @@ def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: Cla
     if means.max() <= risk:
         said = f"no threshold risks more than {means.max():.3g}: nothing could break"
         return Leg(name, "not applicable", None, None, sets, None, SHARE, said)
-    more, less = make_risk_bound_masks(pool.values / found.cap, risk / found.cap)
+    more, less = make_risky_safe_threshold_masks(pool.values / found.cap, risk / found.cap)
     exiting = chosen[chosen >= 0]
     full = sets - len(exiting)
     return make_set_share_leg(
@@ -342,7 +342,7 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
 
 def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X2 from the exit's guarantee and its losses on evaluated documents."""
-    if unjudged := answer_unmet_exit_premise(evidence, asked):
+    if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
     return Answer(_guarantee_verdict(evidence.exit_evaluation, asked), evidence.corpus, evidence.fingerprint)
 

@@ -18,12 +18,12 @@ from emad_ref.exit_rules import PRUNINGS
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
-from emad_ref.statistics.accuracy import estimate_exit_depth_difference, estimate_score_difference
+from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
+from emad_ref.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     unmeasured_leg,
 )
 from emad_ref.statistics.units import ByItem
@@ -42,7 +42,7 @@ def make_unmet_early_exit_verdict(evidence: ModelMeasurements, asked: ClaimConte
     return asked.unmeasured(reason) if outcome == "unmeasured" else asked.not_applicable(reason)
 
 
-def make_early_exit_answer(
+def answer_early_exit_claim(
     evidence: ModelMeasurements,
     asked: ClaimContext,
     verdict: Callable[[], Verdict],
@@ -83,7 +83,7 @@ def make_early_exit_question(
         def shown() -> tuple[AttachedTable, ...]:
             return () if tables is None else (tables(exits),)
 
-        return make_early_exit_answer(evidence, asked, lambda: decide(gather(exits), asked), shown)
+        return answer_early_exit_claim(evidence, asked, lambda: decide(gather(exits), asked), shown)
 
     return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
@@ -135,7 +135,7 @@ class RuleComparison:
     def estimate_blocks_earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
         """Blocks by which the tested rule exits earlier; ``layers``: of the model."""
         blocks = self.ours.mean_exit_by_item, self.theirs.mean_exit_by_item
-        return estimate_exit_depth_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
+        return estimate_paired_exit_depth_difference(*blocks, layers=layers, threshold=threshold, rng=rng)
 
     def estimate_score_gain(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
         """Score gain of the tested rule."""
@@ -161,7 +161,7 @@ class RuleComparisons:
     unsolved: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_measurements(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
+    def from_comparisons(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
         """``contests`` of the model of ``exits``, with its unavailable and unsolved tasks."""
         return cls(tuple(contests), exits.subject.stepper.layers, exits.unavailable_reasons, exits.unsolved_reasons)
 
@@ -185,7 +185,7 @@ def make_rule_comparisons(
             task, against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
         )
         found.append(RuleComparison(f"{task}, j={minimum}", first.exited, second.exited))
-    return RuleComparisons.from_measurements(exits, found)
+    return RuleComparisons.from_comparisons(exits, found)
 
 
 # ---------------------------------------------------------------- EE-3: JSD against softmax response
@@ -218,13 +218,13 @@ def decide_contrastive_exit(found: ContrastiveExits, asked: ClaimContext) -> Ver
     said = "softmax response may exit one block earlier by construction"
     for each in published.contests:
         blocks = each.estimate_blocks_earlier(published.layers, 0.0, asked.rng)
-        beside.append(build_report_leg(f"{each.where}, as published: exit", blocks, said))
+        beside.append(build_measured_estimate_leg(f"{each.where}, as published: exit", blocks, said))
     return asked.decide_tests(tests, beside)
 
 
 def gather_contrastive_exits(exits: EarlyExitMeasurements) -> ContrastiveExits:
     """Gather both readings of JSD against softmax response, from the same layer or the same minimum layer on."""
-    return RuleComparisons.from_measurements(exits, iterate_jsd_comparisons(exits)), make_rule_comparisons(
+    return RuleComparisons.from_comparisons(exits, iterate_jsd_comparisons(exits)), make_rule_comparisons(
         exits, "JSD", "softmax"
     )
 
@@ -256,16 +256,16 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
             beside.append(make_undecided_leg(f"{each.where}: exit", said, len(each.ours)))
             continue
         blocks[f"{each.where}: exit"] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
-        beside.append(build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
+        beside.append(build_measured_estimate_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
     return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
-def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+def iterate_adaptive_vs_other_prunings(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Iterate over adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
     for task, minimum in exits.solved_task_layer_pairs:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
-        unsure, sure = compute_adaptive_k_range(minimum, stepper.layers, stepper.vocabulary_size)
+        unsure, sure = compute_largest_smallest_adaptive_k(minimum, stepper.layers, stepper.vocabulary_size)
         for rival in RIVALS:
             name = rival.removeprefix("JSD, ")
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
@@ -274,11 +274,13 @@ def iterate_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCo
             yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
 
 
-def compute_adaptive_k_range(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
+def compute_largest_smallest_adaptive_k(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
     """(k at confidence 0, k at confidence 1) of the adaptive pruning: the largest and the smallest."""
     shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
     assert shrink is not None, "the adaptive rule shrinks"
-    return adaptive_vocabulary_size(vocabulary, shrink, 0.0), adaptive_vocabulary_size(vocabulary, shrink, 1.0)
+    return vocabulary_size_at_confidence(vocabulary, shrink, 0.0), vocabulary_size_at_confidence(
+        vocabulary, shrink, 1.0
+    )
 
 
 def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
@@ -287,7 +289,7 @@ def make_pruning_size_table(exits: EarlyExitMeasurements) -> AttachedTable:
     rows: list[dict[str, Any]] = []
     for minimum in exits.minimum_exit_layers:
         fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))
-        unsure, sure = compute_adaptive_k_range(minimum, layers, vocabulary)
+        unsure, sure = compute_largest_smallest_adaptive_k(minimum, layers, vocabulary)
         rows += [
             {
                 "j": minimum,
@@ -309,8 +311,12 @@ def decide_weighted_contrast(found: RuleComparisons, asked: ClaimContext) -> Ver
     """EE-10: a report of blocks earlier and score gained, as the paper does not define "about"."""
     legs: list[Leg] = []
     for each in found.contests:
-        legs.append(build_report_leg(f"{each.where}: exit", each.estimate_blocks_earlier(found.layers, 0.0, asked.rng)))
-        legs.append(build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
+        legs.append(
+            build_measured_estimate_leg(
+                f"{each.where}: exit", each.estimate_blocks_earlier(found.layers, 0.0, asked.rng)
+            )
+        )
+        legs.append(build_measured_estimate_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
     return asked.combine_legs([*legs, *found.left_out_legs])
 
 
@@ -327,10 +333,14 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
     legs: list[Leg] = []
     for each, same in zip(copied.contests, texts, strict=True):
         legs.append(
-            build_report_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng, asked.claim.unit))
+            build_measured_estimate_leg(
+                f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng, asked.claim.unit)
+            )
         )
         legs.append(
-            build_report_leg(f"{each.where}: exit", each.estimate_blocks_earlier(copied.layers, 0.0, asked.rng))
+            build_measured_estimate_leg(
+                f"{each.where}: exit", each.estimate_blocks_earlier(copied.layers, 0.0, asked.rng)
+            )
         )
         legs.append(build_count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
     return asked.combine_legs(legs)
@@ -349,7 +359,7 @@ def gather_state_copies(exits: EarlyExitMeasurements) -> StateCopies:
     return RuleComparisons(tuple(contests), exits.subject.stepper.layers), texts
 
 
-def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+def decide_earlier_exit_after_finetuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     """EE-13: a leg per task and minimum layer: blocks earlier after tuning; attaches exits and scores of both models.
 
     It applies only to the bundled pair of T5s, the only model available before and after tuning.
@@ -368,18 +378,18 @@ def decide_tuning(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
-def answer_tuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_earlier_exit_after_finetuning(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EE-13 from answers of both models under softmax response."""
     exits = evidence.early_exits
 
     def judged() -> Verdict:
-        twin = exits.tuning_twin
+        twin = exits.tuning_twin_or_reason
         if not isinstance(twin, EarlyExitMeasurements):
             return asked.not_applicable(twin)
         before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
-        return decide_tuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
+        return decide_earlier_exit_after_finetuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
 
-    return make_early_exit_answer(evidence, asked, judged)
+    return answer_early_exit_claim(evidence, asked, judged)
 
 
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -408,7 +418,7 @@ QUESTIONS = (
     ),
     make_early_exit_question(
         "EE-9",
-        lambda exits: RuleComparisons.from_measurements(exits, iterate_pruning_comparisons(exits)),
+        lambda exits: RuleComparisons.from_comparisons(exits, iterate_adaptive_vs_other_prunings(exits)),
         decide_adaptive_exit,
         tables=make_pruning_size_table,
         legs=2 * EXIT_SETTINGS,
@@ -417,7 +427,13 @@ QUESTIONS = (
         "EE-10", lambda exits: make_rule_comparisons(exits, "weighted contrast", "softmax"), decide_weighted_contrast
     ),
     make_early_exit_question("EE-12", gather_state_copies, decide_state_copying),
-    Question("EE-13", "model", answer_tuning, legs=lambda study, layers: EXIT_SETTINGS, decide=decide_tuning),
+    Question(
+        "EE-13",
+        "model",
+        answer_earlier_exit_after_finetuning,
+        legs=lambda study, layers: EXIT_SETTINGS,
+        decide=decide_earlier_exit_after_finetuning,
+    ),
     make_early_exit_question(
         "EE-15", lambda exits: make_rule_comparisons(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS
     ),

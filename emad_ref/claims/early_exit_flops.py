@@ -15,7 +15,7 @@ from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_eviden
 from emad_ref.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
-    make_early_exit_answer,
+    answer_early_exit_claim,
     make_early_exit_question,
     make_missing_task_legs,
     make_undecided_leg,
@@ -38,11 +38,11 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, published_geometry
 from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import build_count_leg, build_report_leg, decide_legs
+from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
-from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
+from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, token_work_without_exit
 
 PAPERS = "t5-large"
 CONTEXT = {"keys": 16, "source_keys": 128}  # from a short answer to a paragraph
@@ -73,7 +73,7 @@ class PruningComparison:
 NeverExiting = Mapping[str, FlopSaving]
 
 
-def compare_vocabulary_pruning(
+def make_pruning_comparisons(
     exits: EarlyExitMeasurements, before: str, after: str, settings: Iterable[tuple[str, int]]
 ) -> tuple[PruningComparison, ...]:
     """Two rules of ``RULES`` at each (task, minimum layer) of ``settings``.
@@ -89,20 +89,24 @@ def compare_vocabulary_pruning(
     return tuple(found)
 
 
-def compute_never_exiting_ratios(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
+def compute_pruning_ratios_without_exit(subject: ModelUnderTest, before: str, after: str) -> NeverExiting:
     """Ratios on the model under test, at the paper's minimum layers; empty for a model too small for them."""
     geometry = subject.loaded.geometry
     if not subject.is_seq2seq or not can_use_paper_settings(geometry):
         return {}
-    return compute_token_ratios(subject.name, geometry, scale_minimum_exit_layers(geometry.layers), before, after)
+    return compute_token_ratios_without_exit(
+        subject.name, geometry, scale_minimum_exit_layers(geometry.layers), before, after
+    )
 
 
 def compute_paper_model_ratios(before: str, after: str) -> NeverExiting:
     """FLOP ratios of a token that never exits, on the paper's own model."""
-    return compute_token_ratios(PAPERS, published_geometry(PAPERS), PUBLISHED_MINIMA, before, after)
+    return compute_token_ratios_without_exit(PAPERS, published_geometry(PAPERS), PUBLISHED_MINIMA, before, after)
 
 
-def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> NeverExiting:
+def compute_token_ratios_without_exit(
+    name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str
+) -> NeverExiting:
     """FLOP ratios of one token of ``geometry`` that never exits, under two rules of ``RULES``."""
     found = {}
     for minimum in minima:
@@ -111,31 +115,33 @@ def compute_token_ratios(name: str, geometry: Geometry, minima: Iterable[int], b
             early_exit_point(signal, geometry.layers, geometry.vocabulary, minimum, NEVER, pruning=pruning)
             for signal, pruning in signals
         )
-        parts = [split_flops_per_item(work_without_exit(point, geometry, **CONTEXT), geometry) for point in points]
+        parts = [
+            split_flops_per_item(token_work_without_exit(point, geometry, **CONTEXT), geometry) for point in points
+        ]
         found[f"{name}, never exiting, j={minimum}"] = compute_flop_ratios(*parts)
     return found
 
 
-def make_flop_legs(found: PruningComparison, least: float | None) -> list[Leg]:
+def make_flop_legs_by_part(found: PruningComparison, least: float | None) -> list[Leg]:
     """Legs for FLOP ratios of the three parts; judges the confidence part if there is a threshold."""
     items, (confidence, decoding, together) = len(found.before), found.saved
     return [
-        make_counted_leg(f"{found.where}: confidence FLOPs", confidence, items, least),
+        make_count_threshold_leg(f"{found.where}: confidence FLOPs", confidence, items, least),
         build_count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
         build_count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
     ]
 
 
-def make_never_exiting_legs(found: NeverExiting, least: float | None) -> list[Leg]:
+def make_ratio_legs_without_exit(found: NeverExiting, least: float | None) -> list[Leg]:
     """Legs for both parts that a rule changes, for one token; judges the confidence part if there is a threshold."""
     legs = []
     for where, (confidence, decoding, _) in found.items():
-        legs.append(make_counted_leg(f"{where}: confidence FLOPs", confidence, 1, least))
+        legs.append(make_count_threshold_leg(f"{where}: confidence FLOPs", confidence, 1, least))
         legs.append(build_count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
     return legs
 
 
-def make_counted_leg(name: str, value: float, n: int, least: float | None) -> Leg:
+def make_count_threshold_leg(name: str, value: float, n: int, least: float | None) -> Leg:
     """A leg for a counted number against a threshold; only measured without one."""
     if least is None:
         return build_count_leg(name, value, n, UNIT)
@@ -170,12 +176,12 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
     """
     least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
     legs = [
-        *make_never_exiting_legs(found.never, None if found.pruned else least),
-        *make_never_exiting_legs(found.papers, None),
+        *make_ratio_legs_without_exit(found.never, None if found.pruned else least),
+        *make_ratio_legs_without_exit(found.papers, None),
     ]
     tests, beside = [], make_missing_task_legs(found.missing, found.unsolved)
     for each in found.pruned:
-        legs += make_flop_legs(each, least)
+        legs += make_flop_legs_by_part(each, least)
         score = f"{each.where}: score"
         if each.has_same_scores:
             beside.append(make_undecided_leg(score, SAME_SCORES, len(each.before), "inconclusive"))
@@ -193,9 +199,9 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
     """
     legs: list[Leg] = []
     for each in found.pruned:
-        legs += make_flop_legs(each, None)
-        legs.append(build_report_leg(f"{each.where}: score lost", each.estimate_score_loss(0.0, asked.rng)))
-    never = make_never_exiting_legs({**found.never, **found.papers}, None)
+        legs += make_flop_legs_by_part(each, None)
+        legs.append(build_measured_estimate_leg(f"{each.where}: score lost", each.estimate_score_loss(0.0, asked.rng)))
+    never = make_ratio_legs_without_exit({**found.never, **found.papers}, None)
     return asked.combine_legs([*legs, *never, *make_missing_task_legs(found.missing)])
 
 
@@ -216,7 +222,7 @@ def make_pruning_question(
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits, absence = evidence.early_exits, evidence.early_exits.absent_premise
-        never = compute_never_exiting_ratios(evidence.subject, *rules) if arithmetic else {}
+        never = compute_pruning_ratios_without_exit(evidence.subject, *rules) if arithmetic else {}
         papers = compute_paper_model_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
             outcome, reason = absence
@@ -225,14 +231,14 @@ def make_pruning_question(
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
         def judged() -> Verdict:
-            pruned = compare_vocabulary_pruning(
+            pruned = make_pruning_comparisons(
                 exits, *rules, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
             )
             left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
             verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
             return add_flop_evidence_leg(verdict, evidence.flop_verification)
 
-        return make_early_exit_answer(evidence, asked, judged)
+        return answer_early_exit_claim(evidence, asked, judged)
 
     legs = EXIT_SETTINGS if scores else 0
     return Question(claim, "model", answer, legs=lambda study, layers: legs, decide=decide)
@@ -246,33 +252,35 @@ MINIMA = (2, 7, 19)
 PrunedModel = tuple[int, int, int, int]  # layers, vocabulary, minimum layer, tokens kept
 
 
-def decide_gain_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked: ClaimContext) -> Verdict:
+def decide_pruning_gain_by_formula(found: tuple[Iterable[PrunedModel], NeverExiting], asked: ClaimContext) -> Verdict:
     """EE-8: an exact leg per minimum layer: the paper's formula on T5-large; attaches its bound and executed FLOPs."""
     legs: list[Leg] = []
     pruned, never = found
     for layers, vocabulary, minimum, kept in pruned:
         where, gain = f"{PAPERS}, j={minimum}", published_efficiency_gain(layers, vocabulary, minimum, kept)
-        legs.append(make_counted_leg(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"]))
+        legs.append(
+            make_count_threshold_leg(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"])
+        )
         legs.append(
             build_count_leg(
                 f"{where}: bound L/j", efficiency_gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"
             )
         )
-    return asked.combine_legs([*legs, *make_never_exiting_legs(never, None)])
+    return asked.combine_legs([*legs, *make_ratio_legs_without_exit(never, None)])
 
 
-def answer_gain_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_pruning_gain_by_formula(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EE-8 from the paper's geometry, without text."""
     if not evidence.subject.is_seq2seq:
         reason = "the claim needs an encoder-decoder model, not a decoder-only model"
         return Answer(asked.not_applicable(reason))
     geometry = published_geometry(PAPERS)
-    pruned = [make_published_pruning_sizes(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
-    verdict = decide_gain_formula((pruned, compute_paper_model_ratios("softmax", "softmax, fixed")), asked)
+    pruned = [make_published_pruning_setting(minimum, geometry.layers, geometry.vocabulary) for minimum in MINIMA]
+    verdict = decide_pruning_gain_by_formula((pruned, compute_paper_model_ratios("softmax", "softmax, fixed")), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 
-def make_published_pruning_sizes(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
+def make_published_pruning_setting(minimum: int, layers: int, vocabulary: int) -> PrunedModel:
     """(layers, vocabulary, minimum layer, kept tokens), with the published k* of ``minimum``."""
     return layers, vocabulary, minimum, kept_vocabulary_size(minimum, layers, vocabulary)
 
@@ -292,12 +300,16 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
     """EE-14: a report per rule: speed and FLOP ratio against full depth, encoder included; above 1 is a gain."""
     legs: list[Leg] = []
     for rule, (full, own, saved) in found.items():
-        legs.append(build_report_leg(f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"))
+        legs.append(
+            build_measured_estimate_leg(
+                f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"
+            )
+        )
         legs.append(build_count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
     return asked.combine_legs(legs)
 
 
-def time_exit_rules(exits: EarlyExitMeasurements) -> RuleTimings:
+def measure_rule_times_and_flops(exits: EarlyExitMeasurements) -> RuleTimings:
     """Time every rule of ``TIMED`` together; then count the FLOPs of the same requests, one rule after the other.
 
     Requests are of the last task, at the smallest minimum layer.
@@ -317,6 +329,6 @@ QUESTIONS = (
     make_pruning_question("EE-1", decide_fixed_pruning, ("softmax", "softmax, fixed"), scores=True),
     make_pruning_question("EE-2", decide_pruning_costs, ("softmax, fixed", "softmax, decaying"), arithmetic=False),
     make_pruning_question("EE-4", decide_pruning_costs, ("JSD", "JSD, adaptive")),
-    Question("EE-8", "model", answer_gain_formula, decide=decide_gain_formula),
-    make_early_exit_question("EE-14", time_exit_rules, decide_exit_runtime, measures=True),
+    Question("EE-8", "model", answer_pruning_gain_by_formula, decide=decide_pruning_gain_by_formula),
+    make_early_exit_question("EE-14", measure_rule_times_and_flops, decide_exit_runtime, measures=True),
 )

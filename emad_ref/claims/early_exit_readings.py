@@ -16,7 +16,7 @@ from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.early_exit_answers import make_early_exit_question
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
-from emad_ref.statistics.legs import build_count_leg, build_report_leg
+from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg
 from emad_ref.statistics.rates import estimate_entropy_slope, mean_rate
 from emad_ref.statistics.verdicts import Leg, Verdict
 from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, layer_reliability, rank_quantiles
@@ -42,7 +42,7 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
             said = (
                 f"confidence {layer.confidence:.2f}, accuracy {layer.accuracy:.2f}, ECE {layer.calibration_error:.2f}"
             )
-            legs.append(build_report_leg(f"{task}, layer {layer.layer}", estimate, said))
+            legs.append(build_measured_estimate_leg(f"{task}, layer {layer.layer}", estimate, said))
     return asked.combine_legs(legs)
 
 
@@ -69,7 +69,7 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
         ranks = read.sum_by_item(np.log2(read.ranks))
         slope = estimate_entropy_slope(ranks, read.token_counts, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
-        legs.append(build_report_leg(f"{task}: slope of log2 rank", slope))
+        legs.append(build_measured_estimate_leg(f"{task}: slope of log2 rank", slope))
         for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
             legs.append(
                 build_count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit)
@@ -87,7 +87,7 @@ def make_rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
     return AttachedTable("rank of the final token per layer", rows, "final token rank")
 
 
-def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict:
+def decide_contrast_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-11: per task, contrast and α, over all deciding layers: mean of confidence minus correctness of the token.
 
     The paper gives no decay rate; every leg names the one used here.
@@ -100,12 +100,12 @@ def decide_contrast_calibration(found: Readings, asked: ClaimContext) -> Verdict
             estimate = mean_rate(over, read.token_counts, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
             rate = "" if ALPHAS[alpha] is None else f", decay rate {ALPHAS[alpha]:g}: the paper gives none"
             said = f"ECE {ece:.3f}, confidence {confidence.mean():.2f}, accuracy {correct.mean():.2f}{rate}"
-            legs.append(build_report_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
+            legs.append(build_measured_estimate_leg(f"{task}, {signal.replace('_', ' ')}, {alpha}", estimate, said))
     return asked.combine_legs(legs)
 
 
 QUESTIONS = (
     make_early_exit_question("EE-5", gather_layer_readings, decide_overconfidence, tables=make_confidence_table),
     make_early_exit_question("EE-6", gather_layer_readings, decide_token_rank, tables=make_rank_table),
-    make_early_exit_question("EE-11", gather_layer_readings, decide_contrast_calibration),
+    make_early_exit_question("EE-11", gather_layer_readings, decide_contrast_overconfidence),
 )

@@ -76,7 +76,7 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """
     with open_energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
         energies = measure_energy_by_batch_size(evidence, counter)
-    verdict = decide_energy(gather_energy_evidence(energies), asked)
+    verdict = decide_energy(make_energy_evidence_from_results(energies), asked)
     notes = tuple(
         f"{evidence.name}: energy at batch {rows}: {format_energy_note(each)}"
         for rows, each in energies.items()
@@ -85,13 +85,13 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def gather_energy_evidence(energies: Mapping[int, EnergyResult | NoEnergyReason]) -> EnergyEvidence:
+def make_energy_evidence_from_results(energies: Mapping[int, EnergyResult | NoEnergyReason]) -> EnergyEvidence:
     """Evidence for EMAD-N1 from energies by batch size: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
         if isinstance(each, NoEnergyReason):
             return each.reason
-        adaptive, full = (ByPair(each.joules_per_token(arm)) for arm in ARMS)
+        adaptive, full = (ByPair(each.joules_per_token_by_pair(arm)) for arm in ARMS)
         found[rows] = adaptive, full, *(ByPair(each.relative_resolution(arm)) for arm in ARMS)
     return found
 
@@ -129,13 +129,19 @@ def measure_energy_by_batch_size(
     """Batch size → its windows; stops at the first that cannot be measured."""
     energies: dict[int, EnergyResult | NoEnergyReason] = {}
     for rows in evidence.study.budget.batch_sizes:
-        energies[rows] = counter if isinstance(counter, NoEnergyReason) else measure_energy(evidence, counter, rows)
+        energies[rows] = (
+            counter
+            if isinstance(counter, NoEnergyReason)
+            else measure_energy_against_full_depth(evidence, counter, rows)
+        )
         if isinstance(energies[rows], NoEnergyReason):
             break
     return energies
 
 
-def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: int) -> EnergyResult | NoEnergyReason:
+def measure_energy_against_full_depth(
+    evidence: ModelMeasurements, counter: EnergyCounter, rows: int
+) -> EnergyResult | NoEnergyReason:
     """Joules and tokens of full depth and of the timed point, for requests of the same shape as the timed ones.
 
     Raises:
@@ -170,10 +176,14 @@ def measure_energy(evidence: ModelMeasurements, counter: EnergyCounter, rows: in
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, NoEnergyReason) else with_counter_checks(energies, refresh, agreement)
+    return (
+        energies if isinstance(energies, NoEnergyReason) else add_counter_checks_to_result(energies, refresh, agreement)
+    )
 
 
-def with_counter_checks(energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason) -> EnergyResult:
+def add_counter_checks_to_result(
+    energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason
+) -> EnergyResult:
     """``energies`` with the counter's refresh time and its agreement with the power readings."""
     if isinstance(agreement, NoEnergyReason):
         said = [f"no self-check: {agreement.reason}"]

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from emad_ref.audit.tolerances import UNIT_ROUNDOFF
-from emad_ref.claims.base import ClaimContext, make_model_question, make_unmet_decoder_only_verdict
+from emad_ref.claims.base import ClaimContext, make_model_question, make_unmet_causal_lm_verdict
 from emad_ref.measurements.engine import (
     HEAD,
     TAIL,
@@ -22,15 +22,15 @@ from emad_ref.measurements.engine import (
     PartedRows,
     SamplingEvidence,
 )
-from emad_ref.measurements.stated_rule import OwnRuleEvidence
+from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence
 from emad_ref.statistics.legs import (
     LEVEL,
     Side,
     build_count_leg,
     build_leg_test,
-    build_report_leg,
-    judge_within_tolerance,
+    build_measured_estimate_leg,
     unmeasured_leg,
+    verdict_from_errors_and_tolerance,
 )
 from emad_ref.statistics.rates import estimate_perplexity_rise, mean_rate
 from emad_ref.statistics.speedup import estimate_total_speedup
@@ -63,17 +63,17 @@ def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdi
         asked.make_leg_test("perplexity of emitted tokens", perplexity, "above", rise),
     ]
     agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
-    return asked.decide_tests(tests, [build_report_leg(AGREEMENT, agreement)])
+    return asked.decide_tests(tests, [build_measured_estimate_leg(AGREEMENT, agreement)])
 
 
-def decide_parted_rows(found: PartedRows, asked: ClaimContext) -> Verdict:
+def decide_rows_match_reference(found: PartedRows, asked: ClaimContext) -> Verdict:
     """ENG-2 (up to ties) and ENG-3 (without ties): one row that differs from its reference falsifies."""
-    return judge_within_tolerance(
+    return verdict_from_errors_and_tolerance(
         asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0
     )
 
 
-def decide_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
+def decide_stated_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
     """ENG-4: the mean error of log-probabilities against the middle between the stated and the next coarser precision.
 
     The folder's model runs in the coarser one; its error, scaled by the ratio of roundings, gives the stated one's.
@@ -99,7 +99,7 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
     slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
     length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
-    beside, tests = [build_report_leg("acceptance length", length)], []
+    beside, tests = [build_measured_estimate_leg("acceptance length", length)], []
     for at in range(POSITIONS):
         recorded = asked.claim.thresholds[f"acceptance_{at + 1}"]
         accepted = found.accepted[at] if at < len(found.accepted) else zeros
@@ -108,7 +108,7 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         if recorded:
             tests.append(asked.make_leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least))
         elif at < len(found.accepted):
-            beside.append(build_report_leg(name, rate))
+            beside.append(build_measured_estimate_leg(name, rate))
     return asked.decide_tests(tests, beside)
 
 
@@ -140,7 +140,7 @@ def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
     return asked.decide_tests(tests, closed)
 
 
-def decide_stated_rule(found: OwnRuleEvidence, asked: ClaimContext) -> Verdict:
+def decide_stated_saving_and_speedup(found: OwnRuleSpeedupEvidence, asked: ClaimContext) -> Verdict:
     """ENG-7: a leg for each stated number, measured against it minus ``slack``, and one for the rise of perplexity.
 
     A speed-up that the executed blocks do not explain is no result: full depth was slowed, or other work omitted. If no
@@ -186,13 +186,15 @@ def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
     return [unmeasured_leg("a full depth that was not slowed", reason)]
 
 
-_engine_row = partial(make_model_question, premise=make_unmet_decoder_only_verdict, budget="full")
+_engine_row = partial(make_model_question, premise=make_unmet_causal_lm_verdict, budget="full")
 
 QUESTIONS = (
     _engine_row("ENG-1", lambda of: of.engine_answers.distributions, decide_same_model, legs=lambda study, layers: 2),
-    _engine_row("ENG-2", lambda of: of.engine_answers.batch_invariance, decide_parted_rows),
-    _engine_row("ENG-3", lambda of: of.engine_answers.repeatability, decide_parted_rows),
-    _engine_row("ENG-4", lambda of: of.engine_answers.distributions, decide_precision, legs=lambda study, layers: 1),
+    _engine_row("ENG-2", lambda of: of.engine_answers.batch_invariance, decide_rows_match_reference),
+    _engine_row("ENG-3", lambda of: of.engine_answers.repeatability, decide_rows_match_reference),
+    _engine_row(
+        "ENG-4", lambda of: of.engine_answers.distributions, decide_stated_precision, legs=lambda study, layers: 1
+    ),
     _engine_row(
         "ENG-5", lambda of: of.engine_answers.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS
     ),
@@ -202,7 +204,7 @@ QUESTIONS = (
     _engine_row(
         "ENG-7",
         lambda of: of.own_rule_evidence,
-        decide_stated_rule,
+        decide_stated_saving_and_speedup,
         legs=lambda study, layers: 4,
         measures=True,
         suite="cost",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.benchmark.flops import probe_to_block_flops_ratio
+from emad_ref.benchmark.flops import probes_to_blocks_flops_ratio
 from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.claims.base import (
@@ -26,7 +26,7 @@ from emad_ref.claims.base import (
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pareto import MarginGain, measure_margin_gain
+from emad_ref.measurements.pareto import MarginGain, measure_best_margin_gain
 from emad_ref.measurements.traces import PAPER_KS, PAPER_RANKS, READ
 from emad_ref.models.geometry import Geometry, published_geometry
 from emad_ref.point import EntropyEstimator
@@ -36,7 +36,7 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     unmeasured_leg,
     verdict_from_legs,
 )
@@ -52,10 +52,10 @@ from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
 from emad_ref.sweep.diagnostics import (
     compare_estimators,
     depth_by_position_doubling,
+    entropy_agreement_auroc_by_layer,
     final_layer_agreement_rate,
-    input_echo_rate,
-    low_entropy_agreement_auroc,
-    monotone_and_free_depths,
+    input_echo_rate_by_layer,
+    replay_monotone_and_free_depths,
 )
 
 # ---------------------------------------------------------------- EMAD-E1: by layer
@@ -76,7 +76,7 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
         for layer, step in enumerate(steps, start=1)
     ]
     slope = estimate_entropy_slope(*found, threshold=threshold, rng=asked.rng)
-    return asked.decide_tests(tests, [build_report_leg("slope over all layers", slope, threshold=threshold)])
+    return asked.decide_tests(tests, [build_measured_estimate_leg("slope over all layers", slope, threshold=threshold)])
 
 
 def format_step_name(layer: int) -> str:
@@ -93,14 +93,14 @@ def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> 
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
     rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
-    rows = make_readout_rows(traces.evaluation.fully_read_trace, targets, rises)
+    rows = make_layer_readout_quality_rows(traces.evaluation.fully_read_trace, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
     said = [each for each in (*iterate_profile_warnings(profile), describe_corrections(profile)) if each]
     notes = tuple(f"{evidence.name}, profile of {profile.corpus}: {each}" for each in said)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,), notes))
 
 
-def make_readout_rows(
+def make_layer_readout_quality_rows(
     trace: Trace, targets: Mapping[int, float], rises: Mapping[str, float | None]
 ) -> list[dict[str, Any]]:
     """A row per layer: mean entropy, share of echoed inputs, and share of agreement with the last layer.
@@ -110,9 +110,9 @@ def make_readout_rows(
     """
     columns = zip(
         trace.entropy_nats.mean(axis=0),
-        input_echo_rate(trace),
+        input_echo_rate_by_layer(trace),
         final_layer_agreement_rate(trace),
-        low_entropy_agreement_auroc(trace),
+        entropy_agreement_auroc_by_layer(trace),
         strict=True,
     )
     return [
@@ -178,7 +178,7 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     """The model under test beside small models of the papers."""
     geometries = {f"{evidence.name} (under test)": evidence.loaded.geometry}
     geometries |= {f"geometry of {name}": published_geometry(name) for name in GEOMETRIES}
-    found = {name: compute_probe_shares(geometry) for name, geometry in geometries.items()}
+    found = {name: compute_probe_share_by_estimator(geometry) for name, geometry in geometries.items()}
     estimators = dict.fromkeys(name for shares in found.values() for name in shares)
     rows = [
         {"estimator": estimator} | {f"{name} %": shares.get(estimator) for name, shares in found.items()}
@@ -188,10 +188,10 @@ def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answe
     return Answer(decide_probe_cost(found, asked), "", evidence.fingerprint, Attachments((table,)))
 
 
-def compute_probe_shares(geometry: Geometry) -> dict[str, float]:
+def compute_probe_share_by_estimator(geometry: Geometry) -> dict[str, float]:
     """Estimator and stride → share, at a context of ``CONTEXT`` tokens, for strides with a probe."""
     return {
-        f"{estimator.name}, stride {stride}": probe_to_block_flops_ratio(
+        f"{estimator.name}, stride {stride}": probes_to_blocks_flops_ratio(
             geometry, (geometry.layers - 1) // stride, CONTEXT, probe_flops(geometry, estimator)
         )
         for stride in STRIDES
@@ -219,7 +219,7 @@ ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
 
 
 @dataclass(frozen=True)
-class EstimatorRankingEvidence:
+class EstimatorRankCorrelationEvidence:
     """``full`` [tokens, probes] entropies of the full softmax after ``probes``, nats; ``document`` [tokens].
 
     ``readings``: estimator and size → uncorrected estimates [tokens, probes], nats. ``listed``: those that only report.
@@ -232,11 +232,11 @@ class EstimatorRankingEvidence:
     listed: Collection[str] = ()
 
 
-def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContext) -> Verdict:
+def decide_estimator_rank_correlation(found: EstimatorRankCorrelationEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E4: a leg per estimator, size and probe: Spearman's ρ against the threshold, resampled by document.
 
-    Uses the paper's sizes (``EntropyEstimators.paper_estimators``) and uncorrected estimates. The linear probe, which
-    is not the paper's, is only listed.
+    Uses the paper's sizes (``EntropyEstimators.paper_topk_and_lowrank_estimators``) and uncorrected estimates. The
+    linear probe, which is not the paper's, is only listed.
     """
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
@@ -247,29 +247,31 @@ def decide_estimator_ranking(found: EstimatorRankingEvidence, asked: ClaimContex
             rho = estimate_rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
             name = f"{estimator}, layer {probe}"
             if estimator in found.listed:
-                beside.append(build_report_leg(name, rho, "ours, not the paper's"))
+                beside.append(build_measured_estimate_leg(name, rho, "ours, not the paper's"))
             else:
                 legs[name] = rho
     return asked.judge_against_threshold(legs, "below", threshold, beside)
 
 
-def answer_estimator_ranking(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_estimator_rank_correlation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E4 from estimators fitted on two splits, read on the third; attaches errors and changed exits."""
     if absent := make_unmet_quality_verdict(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     estimates = evidence.entropy_estimators
-    fitted = estimates.correct_estimators([*estimates.paper_estimators, estimates.linear_estimator])
+    fitted = estimates.correct_estimators([*estimates.paper_topk_and_lowrank_estimators, estimates.linear_estimator])
     trace, document = estimates.take_trace_with_documents("evaluate", READ, fitted)
     full = estimates.select_probe_columns(trace.entropy_nats)
-    read = {estimator: estimates.undo_correction(trace, estimator) for estimator in fitted}
+    read = {estimator: estimates.compute_uncorrected_estimates(trace, estimator) for estimator in fitted}
     readings, ours = {each.name: nats for each, nats in read.items()}, {estimates.linear_estimator.name}
-    found = EstimatorRankingEvidence(estimates.probes, full, readings, document, listed=ours)
-    verdict = decide_estimator_ranking(found, asked)
-    table = AttachedTable("entropy estimators against the full softmax", make_estimator_rows(evidence, full, read))
+    found = EstimatorRankCorrelationEvidence(estimates.probes, full, readings, document, listed=ours)
+    verdict = decide_estimator_rank_correlation(found, asked)
+    table = AttachedTable(
+        "entropy estimators against the full softmax", make_estimator_layer_error_rows(evidence, full, read)
+    )
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments((table,)))
 
 
-def make_estimator_rows(
+def make_estimator_layer_error_rows(
     evidence: ModelMeasurements, full: Floats, read: Mapping[EntropyEstimator, Floats]
 ) -> list[dict[str, Any]]:
     """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
@@ -314,7 +316,7 @@ class ContextDepthEvidence:
     blocks_saved: float
 
 
-def decide_context_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Verdict:
+def decide_context_entropy_and_depth(found: ContextDepthEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E9: two legs, both within documents: the slope of entropy, and the share of hard tokens above the cap.
 
     Each document's own mean is removed, since long easy documents would cause a slope. A text may become easier on
@@ -350,8 +352,8 @@ def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTe
     """Share of each document's hard tokens above the cap; omits documents without a hard token."""
     most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
     document = DocumentMembership(found.document.number[hard])
-    late = ByDocument.from_windows(found.above_cap[hard].astype(np.int64), document)
-    all_hard = ByDocument.from_windows(np.ones(len(document), dtype=np.int64), document)
+    late = ByDocument.from_summed_windows(found.above_cap[hard].astype(np.int64), document)
+    all_hard = ByDocument.from_summed_windows(np.ones(len(document), dtype=np.int64), document)
     share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
     return asked.make_leg_test(HARD_LEG, share, "above", most)
 
@@ -359,19 +361,19 @@ def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTe
 def _free_depth(found: ContextDepthEvidence, asked: ClaimContext) -> list[Leg]:
     columns = found.doublings, found.free_depth, found.document
     free = estimate_within_document_slope(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
-    above = ByDocument.from_windows(found.above_cap.astype(np.int64), found.document)
-    tokens = ByDocument.from_windows(np.ones(len(found.document), dtype=np.int64), found.document)
+    above = ByDocument.from_summed_windows(found.above_cap.astype(np.int64), found.document)
+    tokens = ByDocument.from_summed_windows(np.ones(len(found.document), dtype=np.int64), found.document)
     capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
     return [
-        build_report_leg("unconstrained exit depth, within documents", free),
-        build_report_leg("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
+        build_measured_estimate_leg("unconstrained exit depth, within documents", free),
+        build_measured_estimate_leg("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
     ]
 
 
 def gather_context_depth(evidence: ModelMeasurements) -> ContextDepthEvidence:
     """From the evaluation trace and the calibrated default."""
     traces, trace = evidence.traces, evidence.traces.evaluation
-    bound, free = monotone_and_free_depths(trace, traces.profile.point(0.0))
+    bound, free = replay_monotone_and_free_depths(trace, traces.profile.point(0.0))
     return ContextDepthEvidence(
         doublings=np.log2(trace.position + 1.0),
         entropy_nats=trace.entropy_nats[:, -1].astype(np.float64),
@@ -400,10 +402,10 @@ def make_context_depth_table(evidence: ModelMeasurements) -> Attachments:
 # ---------------------------------------------------------------- EMAD-E11: gain of a flat profile
 
 
-def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
+def decide_profile_slope_gain(found: tuple[EntropySums, MarginGain], asked: ClaimContext) -> Verdict:
     """EMAD-E11: the slope of the profile, the gain at equal quality, and its loss on evaluation; no threshold.
 
-    An ablation gives the trend over models and corpora (``measurements.pareto.compute_flatness_trend``).
+    An ablation gives the trend over models and corpora (``measurements.pareto.correlate_entropy_slope_with_gain``).
     """
     sums, (point, saved, rise) = found
     slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
@@ -411,17 +413,17 @@ def decide_flat_profile(found: tuple[EntropySums, MarginGain], asked: ClaimConte
     legs = [
         build_count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
         build_count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
-        build_report_leg("slope of the mean profile", slope),
+        build_measured_estimate_leg("slope of the mean profile", slope),
     ]
     return asked.combine_legs(legs)
 
 
-def answer_flat_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_profile_slope_gain(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """From the evaluation trace, and the sweep of margins on validation."""
     verdict = make_unmet_quality_verdict(evidence, asked)
     if verdict is None:
-        verdict = decide_flat_profile(
-            (evidence.traces.entropy_sums, measure_margin_gain(evidence.baseline_comparison)), asked
+        verdict = decide_profile_slope_gain(
+            (evidence.traces.entropy_sums, measure_best_margin_gain(evidence.baseline_comparison)), asked
         )
         verdict = add_flop_evidence_leg(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
@@ -456,17 +458,17 @@ QUESTIONS = (
     Question(
         "EMAD-E4",
         "model",
-        answer_estimator_ranking,
+        answer_estimator_rank_correlation,
         legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)),
-        decide=decide_estimator_ranking,
+        decide=decide_estimator_rank_correlation,
     ),
     make_model_question(
         "EMAD-E9",
         gather_context_depth,
-        decide_context_depth,
+        decide_context_entropy_and_depth,
         attach=make_context_depth_table,
         legs=lambda study, layers: 2,
     ),
-    Question("EMAD-E11", "model", answer_flat_profile, decide=decide_flat_profile),
+    Question("EMAD-E11", "model", answer_profile_slope_gain, decide=decide_profile_slope_gain),
     Question("EMAD-E13", "model", answer_tied_embedding, decide=decide_tied_embedding),
 )

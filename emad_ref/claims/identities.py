@@ -25,7 +25,7 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.legs import build_count_leg, decide_legs, judge_within_tolerance
+from emad_ref.statistics.legs import build_count_leg, decide_legs, verdict_from_errors_and_tolerance
 from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -43,31 +43,35 @@ def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdic
     """EMAD-E2: one leg, every logit of the decoder under test within the tolerance of the judge's readout at its depth.
 
     A suite may pass its own depth sequences (the bundled suite draws them with Hypothesis) to
-    ``measure_logit_differences``, and all differences to ``answer_from_differences``. The row does not apply to a
-    decoder without forced depths.
+    ``measure_forced_logit_differences``, and all differences to ``answer_from_differences``. The row does not apply to
+    a decoder without forced depths.
     """
     differences, tolerance = found
-    return judge_within_tolerance(asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance)
+    return verdict_from_errors_and_tolerance(
+        asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance
+    )
 
 
 def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E2 with depth sequences from the run's generator, as many as the budget has examples."""
     layers, rng = evidence.subject.stepper.layers, asked.rng
     drawn = [
-        measure_logit_differences(evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS)))
+        measure_forced_logit_differences(
+            evidence, np.sort(rng.integers(1, layers + 1, FED))[::-1], int(rng.integers(SEEDS))
+        )
         for _ in range(evidence.subject.budget.examples)
     ]
     return answer_from_differences(evidence, asked, drawn)
 
 
 def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats]) -> Answer:
-    """The answer from ``measure_logit_differences`` of every drawn depth sequence, without text."""
+    """The answer from ``measure_forced_logit_differences`` of every drawn depth sequence, without text."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
     allowed = evidence.subject.compute_allowed_difference(evidence.subject.capabilities)
     return Answer(decide_forced_depths((differences, allowed), asked), fingerprint=evidence.fingerprint)
 
 
-def measure_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
+def measure_forced_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:
     """Largest |difference| of a logit at the last position of a prompt and at every position fed after it.
 
     Args:
@@ -118,7 +122,7 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
     """
     executed, decided, full = found
     errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
-    verdict = judge_within_tolerance(asked.claim, asked.model, errors, 0.0)
+    verdict = verdict_from_errors_and_tolerance(asked.claim, asked.model, errors, 0.0)
     if not full.sum():
         return verdict
     if verdict.verdict == "survived" and decided.sum() == full.sum():
@@ -173,7 +177,7 @@ INT8_FED, INT8_PROMPT = 12, 6
 
 
 @dataclass(frozen=True)
-class QuantisationEvidence:
+class Int8AdaptiveDepthEvidence:
     """``logits``: of positions under forced depths. ``sums``: NLL at ``point`` and at the copy's own full depth."""
 
     logits: LogitDifferences
@@ -182,7 +186,7 @@ class QuantisationEvidence:
     sums: NllPair
 
 
-def decide_quantisation(found: QuantisationEvidence, asked: ClaimContext) -> Verdict:
+def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E12: EMAD-E2's invariant on an int8 copy against its own full depth, and perplexity if enough is saved.
 
     If the calibrated default saves too little, the invariant can still falsify the row, but not let it survive. Both
@@ -212,7 +216,7 @@ def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
     return replace(leg, outcome=outcome, threshold=tolerance)
 
 
-def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E12 by decoding token by token; the reference is the copy's own full depth."""
     if reason := evidence.subject.quality_unavailable_reason:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
@@ -220,14 +224,17 @@ def answer_quantisation(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
         int8 = int8_copy(evidence.loaded)
     except BadArgument as refusal:
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
-    point, texts, trace = trace_quantised_copy(evidence, int8)
+    point, texts, trace = calibrate_and_trace_quantised_copy(evidence, int8)
     loss, full = point_losses(trace, int8.geometry, [point, evidence.subject.full_depth_point])
-    logits, sums = measure_int8_depth_differences(evidence, int8), sum_nll_by_document(texts, trace, loss, full)
-    found = QuantisationEvidence(logits, loss.point.name, loss.net_reduction, sums)
-    return Answer(decide_quantisation(found, asked), evidence.corpus, evidence.fingerprint)
+    logits, sums = (
+        measure_int8_forced_logit_differences(evidence, int8),
+        sum_nll_pair_by_document(texts, trace, loss, full),
+    )
+    found = Int8AdaptiveDepthEvidence(logits, loss.point.name, loss.net_reduction, sums)
+    return Answer(decide_adaptive_depth_on_int8(found, asked), evidence.corpus, evidence.fingerprint)
 
 
-def trace_quantised_copy(
+def calibrate_and_trace_quantised_copy(
     evidence: ModelMeasurements, int8: LoadedModel
 ) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
     """(The copy's calibrated default, its evaluation windows, their trace)."""
@@ -245,16 +252,17 @@ def trace_quantised_copy(
     return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
 
 
-def sum_nll_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
+def sum_nll_pair_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
     """NLL sums by source document of the windows ``texts`` of ``trace``."""
     document = documents_of_windows(texts)
     nll, reference, tokens = (
-        ByDocument.from_windows(column, document) for column in (loss.nll_nats, full.nll_nats, trace.sequence_lengths)
+        ByDocument.from_summed_windows(column, document)
+        for column in (loss.nll_nats, full.nll_nats, trace.n_decided_by_sequence)
     )
     return nll, reference, tokens
 
 
-def measure_int8_depth_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
+def measure_int8_forced_logit_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:
     """([positions] largest |Δlogit| between forced depths and the copy's own full depth, largest honest one).
 
     Raises:
@@ -264,7 +272,7 @@ def measure_int8_depth_differences(evidence: ModelMeasurements, int8: LoadedMode
     tokens = rng.integers(0, int8.stepper.vocabulary_size, INT8_PROMPT + INT8_FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, INT8_FED))[::-1]
     reference = compute_stepwise_logits(int8.stepper, tokens, INT8_PROMPT - 1)[1:]  # a prompt's last position is a step
-    subject = evidence.for_loaded_model(int8).subject
+    subject = evidence.for_model_copy_in_memory(int8).subject
     with subject.open_decoder(evidence.subject.full_depth_point) as decoder:
         allowed = subject.compute_allowed_difference(decoder.capabilities)
         session, _ = decoder.start([Prompt(tokens[:INT8_PROMPT])])
@@ -281,9 +289,9 @@ QUESTIONS = (
     Question(
         "EMAD-E12",
         "model",
-        answer_quantisation,
+        answer_adaptive_depth_on_int8,
         legs=lambda study, layers: 1,
         budget="standard",
-        decide=decide_quantisation,
+        decide=decide_adaptive_depth_on_int8,
     ),
 )

@@ -13,15 +13,15 @@ from emad_ref.claims.base import (
     Answer,
     ClaimContext,
     Question,
-    answer_unmet_exit_premise,
+    answer_unmet_learned_exit_premise,
     make_model_question,
-    make_unmet_exit_verdict,
+    make_unmet_learned_exit_verdict,
 )
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.learned_exit import ComponentExchange, ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Floats
-from emad_ref.screening.ranking import compute_savings_figure
+from emad_ref.screening.ranking import compute_savings_figure_and_table
 from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop
 from emad_ref.statistics.estimate import Estimate, needed_sample_size
 from emad_ref.statistics.legs import (
@@ -29,7 +29,7 @@ from emad_ref.statistics.legs import (
     LegTest,
     Side,
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     decide_legs,
 )
 from emad_ref.statistics.number_format import format_percent
@@ -55,7 +55,7 @@ class CriterionEvidence:
     why: str = ""
 
 
-def decide_any_criterion(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
+def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-X1: saving and loss of the chosen point, and whether any criterion can succeed; or that there is no slack.
 
     survived   the point chosen on validation saves and loses enough: only it is tested, on both sides
@@ -142,11 +142,11 @@ def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
     return build_count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
 
 
-def answer_any_criterion(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_any_criterion_saves(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X1 from the exit's decoded point, every replayed criterion, and the oracle."""
-    if unjudged := answer_unmet_exit_premise(evidence, asked):
+    if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
-    verdict = decide_any_criterion(gather_criterion_evidence(evidence.exit_evaluation), asked)
+    verdict = decide_any_criterion_saves(gather_criterion_evidence(evidence.exit_evaluation), asked)
     beside = () if verdict.verdict == "not applicable" else _task_legs(evidence)
     return Answer(replace(verdict, legs=(*verdict.legs, *beside)), evidence.corpus, evidence.fingerprint)
 
@@ -158,17 +158,19 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
         return ()
     legs = []
     for task in evidence.task_scores.replayed_task_names:
-        full, adaptive = evidence.task_scores.decode_correctness(task, point)
-        scores = TaskAccuracy(full, adaptive, evidence.task_scores.compute_guess_accuracy(task), saving=1.0)
+        full, adaptive = evidence.task_scores.decode_full_and_adaptive_correctness(task, point)
+        scores = TaskAccuracy(
+            full, adaptive, evidence.task_scores.compute_chance_or_majority_accuracy(task), saving=1.0
+        )
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
-        legs.append(build_report_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
+        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
     return tuple(legs)
 
 
 def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     """Evidence for EMAD-X1 from the evaluation of an exit."""
     return CriterionEvidence(
-        beyond.full_depth_in_flops,
+        beyond.full_depth_baseline_in_flops,
         beyond.recommended_point_costs,
         beyond.criterion_losses_and_work,
         beyond.oracle_saving_bound,
@@ -183,7 +185,7 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentLossAndWork]]]
 
 
-def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
+def decide_oracle_savings(found: OracleCosts, asked: ClaimContext) -> Verdict:
     """EMAD-X5: a report of the shares of blocks that oracles save at each loss (``sweep.oracle_savings``)."""
     full, ceilings = found
     if not ceilings:
@@ -192,21 +194,21 @@ def decide_oracle_slack(found: OracleCosts, asked: ClaimContext) -> Verdict:
     for loss, spent in ceilings:
         saving = full.estimate_saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
         said = f"perplexity rises by {100 * full.estimate_perplexity_rise(spent, loss, asked.rng).value:.2f} % here"
-        legs.append(build_report_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
+        legs.append(build_measured_estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
     return asked.combine_legs(legs)
 
 
-def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_oracle_savings(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X5 from traces of the evaluated text, through the exit's lens and the model's own head."""
-    verdict, shown = make_unmet_exit_verdict(evidence, asked), Attachments()
+    verdict, shown = make_unmet_learned_exit_verdict(evidence, asked), Attachments()
     if verdict is None:
         beyond = evidence.exit_evaluation
         ceilings = [
-            (loss, beyond.compute_costs_at_loss(curve, loss))
+            (loss, beyond.compute_oracle_costs_within_loss(curve, loss))
             for loss in beyond.perplexity_rise_levels
             for curve in beyond.oracle_curves
         ]
-        verdict = decide_oracle_slack((beyond.full_depth_in_blocks, ceilings), asked)
+        verdict = decide_oracle_savings((beyond.full_depth_baseline_in_blocks, ceilings), asked)
         shown = _slack_exhibits(beyond, asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
 
@@ -214,7 +216,7 @@ def answer_oracle_slack(evidence: ModelMeasurements, asked: ClaimContext) -> Ans
 def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
     """Figure and table of criteria on the exit's lens below the oracles, at equal losses."""
     geometry = beyond.subject.loaded.geometry
-    found = compute_savings_figure(
+    found = compute_savings_figure_and_table(
         beyond.validation_traces, beyond.evaluation_traces, beyond.exit.fitted, geometry, asked.rng
     )
     where = f"on {beyond.subject.corpus}"
@@ -235,7 +237,7 @@ def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
 ComponentCosts = tuple[FullDepthBaseline, Sequence[ComponentExchange]]
 
 
-def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verdict:
+def decide_component_exchange_gains(found: ComponentCosts, asked: ClaimContext) -> Verdict:
     """EMAD-X6: a report of the net saving that each exchange gains, the largest first, and its loss."""
     full, exchanges = found
     if not exchanges:
@@ -249,7 +251,7 @@ def decide_failing_component(found: ComponentCosts, asked: ClaimContext) -> Verd
     legs = []
     for (part, *spent), gained in gains:
         said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
-        legs.append(build_report_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
+        legs.append(build_measured_estimate_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
     return asked.combine_legs(legs)
 
 
@@ -264,17 +266,17 @@ QUESTIONS = (
     Question(
         "EMAD-X1",
         "model",
-        answer_any_criterion,
+        answer_any_criterion_saves,
         legs=lambda study, layers: 1,
         budget="standard",
-        decide=decide_any_criterion,
+        decide=decide_any_criterion_saves,
     ),
-    Question("EMAD-X5", "model", answer_oracle_slack, budget="standard", decide=decide_oracle_slack),
+    Question("EMAD-X5", "model", answer_oracle_savings, budget="standard", decide=decide_oracle_savings),
     make_model_question(
         "EMAD-X6",
-        lambda evidence: (evidence.exit_evaluation.full_depth_in_flops, evidence.component_exchanges),
-        decide_failing_component,
-        premise=make_unmet_exit_verdict,
+        lambda evidence: (evidence.exit_evaluation.full_depth_baseline_in_flops, evidence.component_exchanges),
+        decide_component_exchange_gains,
+        premise=make_unmet_learned_exit_verdict,
         budget="standard",
     ),
 )

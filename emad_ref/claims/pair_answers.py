@@ -11,7 +11,7 @@ from emad_ref.claims.base import Answer, ClaimContext
 from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_timing import compute_accepted_shares
+from emad_ref.measurements.pair_timing import compute_acceptance_rate_per_output
 from emad_ref.statistics.legs import build_count_leg
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -27,15 +27,15 @@ class TimedArm:
     accepted: tuple[float, ...] = ()
 
 
-def gather_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[str]) -> Mapping[str, TimedArm]:
+def make_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[str]) -> Mapping[str, TimedArm]:
     """Arm → times and FLOPs of the timed ``arms``; work of a single model is the large one's."""
-    found, seconds = {}, timed.seconds_by_pair()
+    found, seconds = {}, timed.paired_seconds_by_arm()
     for arm in arms:
         if arm in seconds:
             recorded = timed.audited_decodings(arm)
             spent = pair.models.compute_flops_per_decoding(recorded) if recorded else None
             column = None if spent is None else ByPair(spent)
-            found[arm] = TimedArm(seconds[arm], column, tuple(compute_accepted_shares(timed, arm)))
+            found[arm] = TimedArm(seconds[arm], column, tuple(compute_acceptance_rate_per_output(timed, arm)))
     return found
 
 
@@ -44,9 +44,9 @@ def answer_unmet_routing_premise(pair: PairMeasurements, asked: ClaimContext) ->
     reason = pair.routing_rules.routing_unavailable_reason()
     if not reason:
         return None
-    if reason == pair.routing_rules.task_unavailable_reason():
-        return make_pair_answer(pair, asked.unmeasured(reason))
-    return make_pair_answer(pair, asked.not_applicable(reason))
+    if reason == pair.routing_rules.no_scorable_task_reason():
+        return make_answer_from_pair_verdict(pair, asked.unmeasured(reason))
+    return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
 
 
 def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
@@ -56,12 +56,14 @@ def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) ->
     if pair.routing_rules.written_tasks_worth_routing:
         return None
     tasks = ", ".join(pair.routing_rules.tasks_worth_routing)
-    return make_pair_answer(
+    return make_answer_from_pair_verdict(
         pair, asked.not_applicable(f"{tasks}: options are read, no token is emitted that could be looked at")
     )
 
 
-def make_pair_answer(pair: PairMeasurements, verdict: Verdict, exhibits: Attachments | None = None) -> Answer:
+def make_answer_from_pair_verdict(
+    pair: PairMeasurements, verdict: Verdict, exhibits: Attachments | None = None
+) -> Answer:
     """The answer of a question decided on this pair's items."""
     return Answer(verdict, pair.corpus, pair.fingerprint, exhibits or Attachments())
 

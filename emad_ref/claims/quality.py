@@ -51,12 +51,12 @@ from emad_ref.statistics.accuracy import FEWEST, TaskAccuracy, estimate_accuracy
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
-    build_report_leg,
+    build_measured_estimate_leg,
     decide_legs,
     interval_if_finite,
+    limit_verdict_to_worst_legs,
     unmeasured_leg,
     verdict_from_legs,
-    verdict_with_worst_legs,
 )
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
@@ -103,7 +103,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
     legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
     verdict = asked.combine_legs(legs)
     if shown is not None and len(legs) > shown:
-        verdict = verdict_with_worst_legs(verdict, shown)
+        verdict = limit_verdict_to_worst_legs(verdict, shown)
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
 
 
@@ -164,7 +164,7 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: estimate_task_drop(held, threshold) for task, held in point.tasks.items()}
     tasks = [
-        build_report_leg(f"{point.name}: {task}", drop, point.tasks[task].exclusion_reason, threshold)
+        build_measured_estimate_leg(f"{point.name}: {task}", drop, point.tasks[task].exclusion_reason, threshold)
         for task, drop in drops.items()
     ]
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
@@ -175,7 +175,10 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
         remedy = "name a second task that counts: --emad-tasks"
         said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two; {remedy}"
         alone = replace(
-            build_report_leg(name, drop, said, threshold), outcome="inconclusive", good="lower", remedy=remedy
+            build_measured_estimate_leg(name, drop, said, threshold),
+            outcome="inconclusive",
+            good="lower",
+            remedy=remedy,
         )
         return alone, tasks
     return _partial_conjunction(name, counting, point.tasks, claim), tasks
@@ -272,14 +275,16 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     points, subject = evidence.points, evidence.subject
     windows = subject.cut_windows("evaluate", subject.budget.evaluate)
     for point in points.selected_points:
-        evidence.replay_validity.spot_check_bridge(point, windows, evidence.task_scores.reference_sequences).require()
+        evidence.replay_validity.spot_check_bridge(
+            point, windows, evidence.task_scores.replayed_task_reference_sequences
+        ).require()
     found = QualityEvidence(
-        [measure_point_on_all_corpora(evidence, loss) for loss in points.selected_losses],
+        [measure_point_on_all_corpora(evidence, loss) for loss in points.selected_evaluation_losses],
         evidence.task_scores.unavailable_reasons,
     )
     verdict = decide_quality(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
-    names = [loss.point.name for loss in points.selected_losses]
+    names = [loss.point.name for loss in points.selected_evaluation_losses]
     intervals = {name: by_leg.get(format_perplexity_leg_name(name, evidence.corpus)) for name in names}
     exhibits = make_point_attachments(points, intervals) + make_task_attachments(points)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
@@ -289,11 +294,11 @@ def measure_point_on_all_corpora(evidence: ModelMeasurements, loss: PointLoss) -
     """``CandidatePoints.measure_point`` with the perplexity tasks of lm-eval as further corpora."""
     held = evidence.points.measure_point(loss)
     return replace(
-        held, perplexity={**held.perplexity, **evidence.task_scores.published.compute_nll_by_corpus(loss.point)}
+        held, perplexity={**held.perplexity, **evidence.task_scores.published.compute_document_nlls_by_task(loss.point)}
     )
 
 
-def decide_every_point(found: QualityEvidence, asked: ClaimContext) -> Verdict:
+def decide_quality_at_every_margin(found: QualityEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-F1-literal: every margin of the grid by the rule of EMAD-F1, on tasks that one trace replays.
 
     Excludes programs and lm-eval's tasks, which would have to run at each margin. Lists only the worst legs.
@@ -347,7 +352,7 @@ def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -
     counting = [task for task, held in found.tasks.items() if held.is_counted]
     legs += [asked.make_leg_test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
     beside = [
-        build_report_leg(f"{found.name}: {task}", drops[task], held.exclusion_reason, least)
+        build_measured_estimate_leg(f"{found.name}: {task}", drops[task], held.exclusion_reason, least)
         for task, held in found.tasks.items()
         if not held.is_counted
     ]
@@ -364,8 +369,10 @@ def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidenc
     named = chosen.point.name, chosen.net_reduction
     if chosen.net_reduction < USEFUL:
         return SelectedMarginEvidence(*named)
-    sums = points.nll_by_document(evidence.baseline_comparison.compute_evaluation_loss(chosen.point))
-    tasks = {task: scored.measure_accuracy(task, chosen.point) for task in scored.replayed_task_names}
+    sums = points.nll_pair_by_document(evidence.baseline_comparison.compute_evaluation_point_loss(chosen.point))
+    tasks = {
+        task: scored.measure_accuracy_against_full_depth(task, chosen.point) for task in scored.replayed_task_names
+    }
     return SelectedMarginEvidence(*named, sums, points.full_loss.perplexity, tasks)
 
 
@@ -380,7 +387,10 @@ QUESTIONS = (
         decide=decide_quality,
     ),
     make_model_question(
-        "EMAD-F1-literal", measure_every_margin, decide_every_point, legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY
+        "EMAD-F1-literal",
+        measure_every_margin,
+        decide_quality_at_every_margin,
+        legs=lambda study, layers: 2 * SETTINGS_PER_FAMILY,
     ),
     make_model_question(
         "EMAD-E10", gather_selected_margin, decide_selected_margin, legs=lambda study, layers: 1 + len(world.TASKS)

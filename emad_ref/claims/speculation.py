@@ -16,13 +16,13 @@ from emad_ref.claims.base import Answer, ClaimContext, Question
 from emad_ref.claims.pair_answers import (
     TimedArm,
     answer_unmet_writing_premise,
-    gather_timed_arms,
     make_acceptance_leg,
-    make_pair_answer,
+    make_answer_from_pair_verdict,
     make_skipped_arm_legs,
+    make_timed_arms,
     make_tokens_per_second_leg,
 )
-from emad_ref.claims.speedup import choose_point_to_time
+from emad_ref.claims.speedup import choose_point_and_unusable_reason
 from emad_ref.claims.switching import RESULTS
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import LARGE
@@ -35,7 +35,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop, estimate_retained_share
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import build_count_leg, build_report_leg, decide_legs
+from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -62,7 +62,7 @@ class SwitchingScore:
 
 
 @dataclass(frozen=True)
-class SwitchingSpeedEvidence:
+class SwitchingVsSpeculationEvidence:
     """``arms``: those of ``SWITCHING_ARMS`` that ran, on the same requests of ``new`` tokens.
 
     ``score``: of the timed rule. ``absent``: arm of transformers that did not run → reason.
@@ -74,7 +74,7 @@ class SwitchingSpeedEvidence:
     absent: Mapping[str, str] = field(default_factory=dict)
 
 
-def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -> Verdict:
+def decide_switching_vs_speculation_speed(found: SwitchingVsSpeculationEvidence, asked: ClaimContext) -> Verdict:
     """EAD-F2: legs for wall-clock against each speculation of the pair, for FLOPs, and for the score, at batch 1.
 
     Transformers' assisted generation is speculation of the same pair in another implementation, so each is a leg for
@@ -93,7 +93,7 @@ def decide_switching_speed(found: SwitchingSpeedEvidence, asked: ClaimContext) -
     held = estimate_retained_share(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
-        shown = build_report_leg(score.name, held, score.reason, found.score.kept)
+        shown = build_measured_estimate_leg(score.name, held, score.reason, found.score.kept)
         return replace(
             asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
         )
@@ -127,14 +127,16 @@ def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[st
     ead, ratios = arms["EAD"].seconds, []
     if lookup := arms.get(LOOKUP):
         ratios.append(
-            build_report_leg("wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead))
+            build_measured_estimate_leg(
+                "wall-clock, against prompt lookup", estimate_total_speedup(lookup.seconds, ead)
+            )
         )
     speeds = [make_tokens_per_second_leg(arm, new, arms[arm].seconds) for arm in SWITCHING_ARMS if arm in arms]
     return [*ratios, *make_skipped_arm_legs(absent), *speeds]
 
 
 def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
-    return [build_report_leg(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
+    return [build_measured_estimate_leg(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
 
 
 def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Leg:
@@ -156,23 +158,24 @@ def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
     )
 
 
-def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+def answer_switching_vs_speculation_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-F2 from the timed rivals on the task most worth routing; without one, list their ratios."""
     absent = answer_unmet_writing_premise(pair, asked)
     if absent and pair.models.quality_unavailable_reason:
         return absent  # the weights decide which model writes which token, and so the time
     timed = pair.latency.switching_timings
-    arms, not_run = gather_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
+    arms, not_run = make_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
     exhibits = Attachments(notes=(pair.latency.describe_timing(timed),))
     if absent:
         verdict = replace(
             absent.verdict, legs=make_unscored_timing_legs(arms, pair.latency.n_new_tokens, asked, not_run)
         )
-        return make_pair_answer(pair, verdict, exhibits)
-    return make_pair_answer(
+        return make_answer_from_pair_verdict(pair, verdict, exhibits)
+    return make_answer_from_pair_verdict(
         pair,
-        decide_switching_speed(
-            SwitchingSpeedEvidence(arms, pair.latency.n_new_tokens, _switching_score(pair, asked), not_run), asked
+        decide_switching_vs_speculation_speed(
+            SwitchingVsSpeculationEvidence(arms, pair.latency.n_new_tokens, _switching_score(pair, asked), not_run),
+            asked,
         ),
         exhibits,
     )
@@ -181,7 +184,7 @@ def answer_switching_speed(pair: PairMeasurements, asked: ClaimContext) -> Answe
 def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
     """Score of the timed rule on the judged items of the timed task."""
     task, first, paper = pair.latency.timed_task, RESULTS[0], asked.row_of("EAD-F1").thresholds
-    rule = pair.latency.timed_rule
+    rule = pair.latency.timed_switching_rule
     done = pair.routing_rules.answer_judged_items(rule, task)
     alone = pair.routing_rules.answer_judged_items_alone(LARGE, task)
     saving = pair.models.compute_paper_saving(done.large_share)
@@ -228,7 +231,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     that survives F1. Then the times are only listed. Self-speculation at EMAD's first probe and prompt lookup are
     listed.
     """
-    claim, weight = asked.claim, compute_flop_matching_emad_share(found.arms)
+    claim, weight = asked.claim, compute_equal_flop_request_share(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
     name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
     emad = _mixed(found.arms, weight)
@@ -240,14 +243,14 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     drops = {task: _mixture_drop(held, weight, most) for task, held in found.tasks.items() if held.is_counted}
     beside = [*_idle_tasks(found), *_speculation_beside(found, emad)]
     if reason := found.unusable or _nothing_to_lose(found):
-        numbers = [build_report_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
+        numbers = [build_measured_estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
     tests = [asked.make_leg_test(against, speed, "below", fastest) for against, speed in speeds.items()]
     tests += [asked.make_leg_test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
     return asked.decide_tests(tests, beside)
 
 
-def compute_flop_matching_emad_share(arms: Mapping[str, TimedArm]) -> float:
+def compute_equal_flop_request_share(arms: Mapping[str, TimedArm]) -> float:
     """Share w of requests under EMAD, the rest at full depth, that costs speculation's FLOPs; 1 if none does.
 
     Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
@@ -283,7 +286,7 @@ def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
     """Legs of tasks that do not count, each with the reason."""
     return [
         replace(
-            build_report_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)),
+            build_measured_estimate_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)),
             reason=held.exclusion_reason,
         )
         for task, held in found.tasks.items()
@@ -296,14 +299,16 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
     legs = [make_tokens_per_second_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
     legs += make_skipped_arm_legs(found.absent)
     if lookup := found.arms.get(LOOKUP):
-        legs.append(build_report_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad)))
+        legs.append(
+            build_measured_estimate_leg(f"{found.point} against {LOOKUP}", estimate_total_speedup(lookup.seconds, emad))
+        )
     if own := found.arms.get("self-speculative"):
         name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFT_TOKENS}"
-        legs.append(build_report_leg(name, estimate_total_speedup(own.seconds, emad)))
+        legs.append(build_measured_estimate_leg(name, estimate_total_speedup(own.seconds, emad)))
     for name in LOSSLESS:
         if name in found.arms:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
-    weight = compute_flop_matching_emad_share(found.arms)
+    weight = compute_equal_flop_request_share(found.arms)
     if weight < 1:
         legs.append(build_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
     return legs
@@ -313,22 +318,22 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
     """Acceptance of a speculating arm and, if both count, its FLOPs over those of EMAD at its point."""
     legs = [make_acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
-        legs.append(build_report_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
+        legs.append(build_measured_estimate_leg(f"FLOPs against {name}", estimate_work_ratio(arm.spent, emad.spent)))
     return legs
 
 
 def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-R5 at the large model's most saving point that survives F1; accuracy as in F1."""
     if reason := pair.models.quality_unavailable_reason:
-        return make_pair_answer(pair, asked.not_applicable(reason))
-    point, unusable = choose_point_to_time(pair.large, asked)
+        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+    point, unusable = choose_point_and_unusable_reason(pair.large, asked)
     timed = pair.latency.time_emad_arms(point)
     scored = pair.large.task_scores
-    tasks = {task: scored.measure_accuracy(task, point) for task in scored.accuracy_tasks}
+    tasks = {task: scored.measure_accuracy_against_full_depth(task, point) for task in scored.accuracy_tasks}
     exit_layer = next(iter(pair.models.drafting_exit_layers), None)
-    arms, absent = gather_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
+    arms, absent = make_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
     found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, absent)
-    return make_pair_answer(
+    return make_answer_from_pair_verdict(
         pair, decide_against_speculation(found, asked), Attachments(notes=(pair.latency.describe_timing(timed),))
     )
 
@@ -353,7 +358,9 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
     arms, new, same = found
     for name, arm in sorted(arms.items(), key=lambda item: item[0]):  # adaptive depth first: the row quotes its leg
         legs += [
-            build_report_leg(f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)),
+            build_measured_estimate_leg(
+                f"{name}: speed against none", estimate_total_speedup(arms[NONE].seconds, arm.seconds)
+            ),
             make_tokens_per_second_leg(name, new, arm.seconds),
             make_acceptance_leg(name, arm.accepted),
             build_count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
@@ -364,7 +371,7 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E8. Raises AuditRefutedError if speculation's output differs from its verifier's beyond ties."""
     if reason := pair.models.quality_unavailable_reason:
-        return make_pair_answer(pair, asked.not_applicable(reason))
+        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
     full, emad = (pair.small.subject.full_depth_point, pair.large.subject.full_depth_point), pair.latency.emad_point
     depths = {
         NONE: full,
@@ -376,19 +383,21 @@ def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> 
             name: stack.enter_context(pair.models.open_partners(*points, rows=CHECKED))
             for name, points in depths.items()
         }
-        same = [check_same_output(pair, *both) for both in partners.values()]
+        same = [check_speculation_keeps_output(pair, *both) for both in partners.values()]
         for finding in same:
             finding.require()
         timed = pair.latency.time_arms(
             {name: make_speculative_arm(*both) for name, both in partners.items()}, pair.size.reported
         )
     verdict = decide_composed_speculation(
-        (gather_timed_arms(pair, timed, depths), pair.latency.n_new_tokens, CHECKED), asked
+        (make_timed_arms(pair, timed, depths), pair.latency.n_new_tokens, CHECKED), asked
     )
-    return make_pair_answer(pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties)))
+    return make_answer_from_pair_verdict(
+        pair, verdict, Attachments(notes=tuple(finding.detail for finding in same if finding.ties))
+    )
 
 
-def check_same_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
+def check_speculation_keeps_output(pair: PairMeasurements, draft: Partner, verifier: Partner) -> Finding:
     """Check that speculation emits its verifier's own output, up to ties of the large model's logits and signals."""
     prompts, new, large = pair.latency.make_prompts(CHECKED), pair.latency.n_new_tokens, pair.large.subject
     own = verifier.decoder.generate(prompts, new, frozenset())
@@ -405,11 +414,11 @@ QUESTIONS = (
     Question(
         "EAD-F2",
         "pair",
-        answer_switching_speed,
+        answer_switching_vs_speculation_speed,
         legs=lambda study, layers: len(SPECULATING) + 1,
         measures=True,
         budget="standard",
-        decide=decide_switching_speed,
+        decide=decide_switching_vs_speculation_speed,
         needs=("EAD-F1",),
     ),
     # Time against each speculation, and accuracy on each scored task of the large model.

@@ -2,9 +2,9 @@
 
 The claims time paired end-to-end requests. The time of a mix of requests is their total: a leg estimates the ratio of
 totals (``statistics.speedup.estimate_total_speedup``). EMAD-F2 times a point that
-EMAD-F1 judges and does not falsify (``claims.base.is_point_usable``), EMAD-X3 an exit that survives EMAD-X1. Without
-one the row does not apply, and lists its ratios. This includes random weights, which take as long as trained ones and
-have no quality to lose.
+EMAD-F1 judges and does not falsify (``claims.base.is_point_quality_unfalsified``), EMAD-X3 an exit that survives
+EMAD-X1. Without one the row does not apply, and lists its ratios. This includes random weights, which take as long as
+trained ones and have no quality to lose.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from emad_ref.claims.base import (
     Answer,
     ClaimContext,
     Question,
-    answer_unmet_exit_premise,
+    answer_unmet_learned_exit_premise,
     decoder_unusable_reason,
-    is_point_usable,
-    make_unmet_exit_verdict,
+    is_point_quality_unfalsified,
+    make_unmet_learned_exit_verdict,
 )
-from emad_ref.decoding.teacher_forcing import teacher_forced_nll_sums
+from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.latency import (
     ADAPTIVE,
@@ -33,7 +33,7 @@ from emad_ref.measurements.latency import (
     LOOKUP_ROWS,
     LatencyBenchmark,
     TimingResult,
-    has_compiled_baseline,
+    is_compiled_baseline_tried,
 )
 from emad_ref.measurements.learned_exit import SelfSpeculationTiming
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -45,7 +45,7 @@ from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     decide_legs,
     interval_if_finite,
 )
@@ -115,7 +115,7 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
             Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
         )
     if found.unusable:
-        numbers = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
+        numbers = [build_measured_estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
             return asked.combine_legs(legs)
@@ -140,10 +140,12 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     """Listed legs: ratios of non-deciding batch sizes, and the batch size at which the gain ends."""
     if not found.swept:
         return []
-    legs = [build_report_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
+    legs = [
+        build_measured_estimate_leg(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)
+    ]
     ends = estimate_batch_size_limit(found.all_batches)
-    last = ends.first_batch_without_gain or ends.sweep[-1]
-    rows = None if ends.first_batch_without_gain is None else float(last.rows)
+    last = ends.first_insignificant_speedup or ends.sweep[-1]
+    rows = None if ends.first_insignificant_speedup is None else float(last.rows)
     return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
 
 
@@ -248,7 +250,7 @@ def make_time_rows(found: SpeedupEvidence) -> list[dict[str, Any]]:
 
 
 def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
-    seconds = requests.seconds_by_pair()
+    seconds = requests.paired_seconds_by_arm()
     return TimedBatch(
         seconds[ADAPTIVE], {name: seconds[arm] for arm, name in BASELINES.items() if arm in seconds}, check
     )
@@ -257,13 +259,13 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
 def time_chosen_point(
     evidence: ModelMeasurements, asked: ClaimContext
 ) -> tuple[OperatingPoint, str, dict[int, TimingResult]]:
-    """``choose_point_to_time``, and batch size → its times, from fewer pairs if its speed-up does not count."""
-    point, unusable = choose_point_to_time(evidence, asked)
+    """``choose_point_and_unusable_reason``, and batch size → times, from fewer pairs if the speed-up does not count."""
+    point, unusable = choose_point_and_unusable_reason(evidence, asked)
     pairs = evidence.latency.n_indicative_pairs if unusable else None
     return point, unusable, evidence.latency.time_point_by_batch_size(point, pairs)
 
 
-def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
+def choose_point_and_unusable_reason(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
     """(Point to time, reason why its speed-up does not count).
 
     It is the most saving of the points that EMAD-F1 judges and does not falsify, with the reason "". Without one it is
@@ -276,7 +278,9 @@ def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tu
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
-    standing = [loss for loss in evidence.points.selected_losses if is_point_usable(f1, loss.point.name)]
+    standing = [
+        loss for loss in evidence.points.selected_evaluation_losses if is_point_quality_unfalsified(f1, loss.point.name)
+    ]
     if not standing:
         return evidence.latency.most_saving_point, f"no usable point: {_describe_verdict(f1, asked)}"
     return max(standing, key=lambda loss: loss.net_reduction).point, ""
@@ -294,15 +298,15 @@ def count_speedup_legs(study: Study) -> int:
 
 def count_baselines(study: Study, rows: int = LOOKUP_ROWS) -> int:
     """Number of baselines: full depth, ``generate``, compiled ``generate`` and prompt lookup if they run."""
-    return len(BASELINES) - (not has_compiled_baseline(study)) - (rows != LOOKUP_ROWS)
+    return len(BASELINES) - (not is_compiled_baseline_tried(study)) - (rows != LOOKUP_ROWS)
 
 
 # ---------------------------------------------------------------- EMAD-X3: the exit found for this model
 
 
-def answer_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_learned_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X3: as EMAD-F2, for this model's learned exit if it survives EMAD-X1; else ratios are listed."""
-    if unjudged := answer_unmet_exit_premise(evidence, asked):
+    if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
     point = evidence.exit_evaluation.recommended_point
     if point is None:
@@ -348,7 +352,7 @@ def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
 def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], stood: Mapping[int, float]) -> list[Leg]:
     """Legs: speed-up of drafting over each other lossless way."""
     legs = [
-        build_report_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
+        build_measured_estimate_leg(f"batch 1, against {name}", estimate_total_speedup(seconds, beside[ADAPTIVE]))
         for name, seconds in beside.items()
         if name != ADAPTIVE
     ]
@@ -360,7 +364,7 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
 
 def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X4 with the exit's own drafting over the judge's model; the decoder under test does not matter."""
-    verdict, exhibits = make_unmet_exit_verdict(evidence, asked), Attachments()
+    verdict, exhibits = make_unmet_learned_exit_verdict(evidence, asked), Attachments()
     if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
@@ -381,7 +385,7 @@ def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping
         for rows, timed in speculation.timings_by_batch_size.items()
     }
     stood = {rows: speculation.compute_accepted_share(rows) for rows in speculation.timings_by_batch_size}
-    return SpeedupEvidence(raced, "", not_run), speculation.lossless_arm_timings.seconds_by_pair(), stood
+    return SpeedupEvidence(raced, "", not_run), speculation.lossless_arm_timings.paired_seconds_by_arm(), stood
 
 
 # ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint
@@ -411,7 +415,7 @@ class BackfillEvidence:
     quality: NllPair | None = None
 
 
-def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
+def decide_backfill_speedup(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E7: a leg per exact repair: the speed-up of the same rule over full depth.
 
     It lists state copying, which is not exact, the monotone schedule, which needs no repair, and FLOPs and quality if
@@ -422,7 +426,7 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
         name: estimate_total_speedup(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()
     }
     beside = [
-        build_report_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
+        build_measured_estimate_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
         for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
     ]
     beside.append(build_count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
@@ -432,21 +436,21 @@ def decide_backfill(found: BackfillEvidence, asked: ClaimContext) -> Verdict:
     ]
     if found.quality is not None:
         rise = estimate_perplexity_rise(*found.quality, threshold=0.0, rng=asked.rng)
-        beside.append(build_report_leg(f"{COPYING}: perplexity", rise))
+        beside.append(build_measured_estimate_leg(f"{COPYING}: perplexity", rise))
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
-        numbers = [build_report_leg(name, ratio) for name, ratio in ratios.items()]
+        numbers = [build_measured_estimate_leg(name, ratio) for name, ratio in ratios.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
     return asked.judge_against_threshold(ratios, "above", threshold, beside)
 
 
-def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+def answer_backfill_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E7 from paired requests at batch 1; with a valid bridge also from replay and short openings."""
     rule = evidence.latency.most_saving_point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
     requests = evidence.latency.time_against_full_depth(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
-    seconds = requests.seconds_by_pair()
+    seconds = requests.paired_seconds_by_arm()
     found = BackfillEvidence(
         seconds["full"],
         {name: seconds[name] for name in exact},
@@ -461,23 +465,25 @@ def answer_backfill(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         else:
             saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}
-            found = replace(found, net_reductions=reductions, quality=measure_state_copying_nll(evidence, copying))
-    return Answer(decide_backfill(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
+            found = replace(found, net_reductions=reductions, quality=measure_copied_and_exact_nll(evidence, copying))
+    return Answer(
+        decide_backfill_speedup(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes)
+    )
 
 
-def measure_state_copying_nll(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
+def measure_copied_and_exact_nll(evidence: ModelMeasurements, copying: OperatingPoint) -> NllPair:
     """NLL of state copying, decoded, against exact free depth on the openings of documents."""
     windows = evidence.subject.cut_windows("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
     with evidence.subject.open_audited_decoder(copying) as decoder:
-        copied, tokens = teacher_forced_nll_sums(decoder, texts)
+        copied, tokens = sequence_nll_sums_and_counts(decoder, texts)
     with evidence.subject.open_audited_decoder(replace(copying, schedule="free_eager")) as decoder:
-        exact, _ = teacher_forced_nll_sums(decoder, texts)
+        exact, _ = sequence_nll_sums_and_counts(decoder, texts)
     document = documents_of_windows(texts)
     return (
-        ByDocument.from_windows(copied, document),
-        ByDocument.from_windows(exact, document),
-        ByDocument.from_windows(tokens, document),
+        ByDocument.from_summed_windows(copied, document),
+        ByDocument.from_summed_windows(exact, document),
+        ByDocument.from_summed_windows(tokens, document),
     )
 
 
@@ -495,7 +501,7 @@ QUESTIONS = (
     Question(
         "EMAD-X3",
         "model",
-        answer_exit_speedup,
+        answer_learned_exit_speedup,
         legs=lambda study, layers: count_speedup_legs(study),
         measures=True,
         suite="cost",
@@ -516,11 +522,11 @@ QUESTIONS = (
     Question(
         "EMAD-E7",
         "model",
-        answer_backfill,
+        answer_backfill_speedup,
         legs=lambda study, layers: len(EXACT),
         measures=True,
         suite="cost",
         budget="standard",
-        decide=decide_backfill,
+        decide=decide_backfill_speedup,
     ),
 )

@@ -17,26 +17,30 @@ import numpy as np
 from scipy import stats
 
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.pair_answers import answer_unmet_routing_premise, answer_unmet_writing_premise, make_pair_answer
+from emad_ref.claims.pair_answers import (
+    answer_unmet_routing_premise,
+    answer_unmet_writing_premise,
+    make_answer_from_pair_verdict,
+)
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.pair_answers import ItemAnswers, describe_rule, make_answer_row
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_models import DRAFT_TOKENS
-from emad_ref.measurements.pair_routing import PAPER, RuleMixture, make_model_turns_table
+from emad_ref.measurements.pair_routing import PAPER, RuleMixtureScores, make_item_switching_token_table
 from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import estimate_retained_share, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     interval_if_finite,
     unmeasured_leg,
 )
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByItem
 from emad_ref.statistics.verdicts import Claim, Leg, Verdict
-from emad_ref.sweep.front import RoutingRun, mix_rules, routing_front_indices
+from emad_ref.sweep.front import RoutingShareAndScore, mix_runs_to_large_share, routing_front_indices
 from emad_ref.text import world
 from emad_ref.text.documents import Split
 
@@ -58,7 +62,7 @@ class SwitchingScoreEvidence:
     ``unrouted``: task that does not count → advantage of the large model, and the reason.
     """
 
-    routed: Mapping[tuple[str, str], tuple[RuleMixture, ByItem] | None]
+    routed: Mapping[tuple[str, str], tuple[RuleMixtureScores, ByItem] | None]
     unrouted: tuple[tuple[str, Estimate, str], ...] = ()
 
 
@@ -93,7 +97,7 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
     return asked.decide_tests(tests, beside)
 
 
-def _share_kept(judged: RuleMixture, alone: ByItem, kept: float) -> Estimate:
+def _share_kept(judged: RuleMixtureScores, alone: ByItem, kept: float) -> Estimate:
     """Leg for the kept share of the large model's score at exactly the saving (``sweep.front``).
 
     It is a t test on the expected score of each item, whose spread includes that of the proportion. If only a few items
@@ -120,7 +124,7 @@ def _share_kept(judged: RuleMixture, alone: ByItem, kept: float) -> Estimate:
     )
 
 
-def _turns(judged: RuleMixture, wanted: float) -> str:
+def _turns(judged: RuleMixtureScores, wanted: float) -> str:
     """Text: the rules that take turns, and whether they are near the paper's saving."""
     low, high = sorted(judged.neighbours)
     said = f"{judged.name}; score read at exactly −{wanted:.1%}"
@@ -138,7 +142,7 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
         (task, result): (found, rules.answer_judged_items_alone(LARGE, task).right) if found else None
         for task in tasks
         for result in RESULTS
-        for found in [rules.find_mixture_at_saving(task, asked.claim.thresholds[f"saving_{result}"])]
+        for found in [rules.evaluate_mixture_at_saving(task, asked.claim.thresholds[f"saving_{result}"])]
     }
     unrouted = tuple((task, both.gap, both.summary) for task, both in rules.comparisons.items() if task not in tasks)
     verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
@@ -152,8 +156,8 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
             rows = _cost_rows(pair, task)
             exhibits += Attachments((AttachedTable(f"score against cost on {task}", rows, "score against cost"),))
     if written := [task for task in tasks if task in rules.written_tasks_worth_routing]:
-        exhibits += make_model_turns_table(rules, written[0])
-    return make_pair_answer(pair, verdict, exhibits)
+        exhibits += make_item_switching_token_table(rules, written[0])
+    return make_answer_from_pair_verdict(pair, verdict, exhibits)
 
 
 def _shortened(pair: PairMeasurements, task: str) -> str:
@@ -215,7 +219,7 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
         lost = estimate_score_difference(own_score, varied, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
         share = f"{leg}: large-model share at the same τ, {own_share:.1%} before"
         legs += [
-            build_report_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
+            build_measured_estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
             build_count_leg(share, large_share, len(varied), "share of tokens"),
         ]
     return asked.combine_legs(legs)
@@ -237,7 +241,7 @@ def answer_constant(
     own = _varied_score(pair, task, {field: reference})
     if own is None:
         reason = f"{task}: not even the small model alone saves {saving:.1%}: there is no equal saving to compare at"
-        return make_pair_answer(pair, asked.not_applicable(reason))
+        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
     rows = [
         {
             symbol: value,
@@ -248,15 +252,17 @@ def answer_constant(
         for value, (score, large_share) in sorted({reference: own, **others}.items(), key=lambda item: item[0])
     ]
     found = ConstantEvidence(task, symbol, saving, reference, own, others)
-    return make_pair_answer(
+    return make_answer_from_pair_verdict(
         pair, decide_constant(found, asked), Attachments((AttachedTable(f"{symbol} on {task}", rows),))
     )
 
 
 def _varied_score(pair: PairMeasurements, task: str, change: Mapping[str, Any]) -> VariedScore | None:
     rules = pair.routing_rules
-    routed = rules.find_mixture_at_saving(task, pair.savings[0], replace(rules.scale_paper_constants(task), **change))
-    same_tau = rules.answer_judged_items(replace(rules.propose_rule(task), **change), task)
+    routed = rules.evaluate_mixture_at_saving(
+        task, pair.savings[0], replace(rules.scale_paper_constants(task), **change)
+    )
+    same_tau = rules.answer_judged_items(replace(rules.select_rule_for_paper_saving(task), **change), task)
     return None if routed is None else (routed.score, same_tau.large_share)
 
 
@@ -271,7 +277,7 @@ def make_constant_question(claim: str, field: str, symbol: str, values: Sequence
 
 
 @dataclass(frozen=True)
-class DecisiveTokenEvidence:
+class HighEntropyErrorEvidence:
     """Emitted tokens [items], and those that are not the large model's choice.
 
     ``decisive_small``: the ``decisive`` ones by the small model; ``wrong``: of these, not the large model's choice.
@@ -286,7 +292,7 @@ class DecisiveTokenEvidence:
     calm_wrong: ByItem
 
 
-def decide_decisive_tokens(found: DecisiveTokenEvidence, asked: ClaimContext) -> Verdict:
+def decide_high_entropy_token_errors(found: HighEntropyErrorEvidence, asked: ClaimContext) -> Verdict:
     """EAD-A3: three shares of tokens, each over the items that have such tokens.
 
     A token is decisive if its own entropy reaches τ, and right if it is the large model's greedy choice after the same
@@ -308,26 +314,29 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
     if not seen.any():
         return replace(build_count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
     estimate = mean_rate(part.select(seen), whole.select(seen), threshold=0.0, rng=rng, unit=unit)
-    return build_report_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
+    return build_measured_estimate_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
 
-def answer_decisive_tokens(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+def answer_high_entropy_token_errors(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-A3 from the judged run of the chosen rule, on the written task most worth routing."""
     if absent := answer_unmet_writing_premise(pair, asked):
         return absent
     task = pair.routing_rules.written_tasks_worth_routing[0]
-    rule = pair.routing_rules.propose_rule(task)
+    rule = pair.routing_rules.select_rule_for_paper_saving(task)
     done = pair.routing_rules.answer_judged_items(rule, task)
-    agrees = pair.answers.make_large_choice_masks(done, task, "evaluate", pair.size.judged)
+    agrees = pair.answers.make_large_greedy_choice_masks(done, task, "evaluate", pair.size.judged)
     name = f"{task}, {describe_rule(rule)}"
-    return make_pair_answer(
-        pair, decide_decisive_tokens(count_decisive_tokens(name, done, agrees, rule.threshold_bits), asked)
+    return make_answer_from_pair_verdict(
+        pair,
+        decide_high_entropy_token_errors(
+            count_high_entropy_token_errors(name, done, agrees, rule.threshold_bits), asked
+        ),
     )
 
 
-def count_decisive_tokens(
+def count_high_entropy_token_errors(
     name: str, done: ItemAnswers, agrees: list[Bools], threshold_bits: float
-) -> DecisiveTokenEvidence:
+) -> HighEntropyErrorEvidence:
     """Count decisive tokens. ``agrees``: per item, [emitted] whether the large model chooses the same."""
     high = [walk.entropy_bits >= threshold_bits for walk in done.walks]
     small = [walk.model == SMALL for walk in done.walks]
@@ -337,7 +346,7 @@ def count_decisive_tokens(
         return done.right.with_values(np.array(counts))
 
     low, differs = [~item for item in high], [~item for item in agrees]
-    return DecisiveTokenEvidence(
+    return HighEntropyErrorEvidence(
         name,
         per_item(high),
         per_item(high, small),
@@ -369,7 +378,7 @@ class GatedSpeculationEvidence:
     ways: tuple[str, str]
 
 
-def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContext) -> Verdict:
+def decide_gated_speculation_vs_switching(found: GatedSpeculationEvidence, asked: ClaimContext) -> Verdict:
     """EAD-A4: the score lost by gating against switching at one share; only the share if no gate is cheap enough.
 
     Among all widths and gates, and the large model alone, those on validation's front take turns by items like EAD's
@@ -382,21 +391,24 @@ def decide_gated_speculation(found: GatedSpeculationEvidence, asked: ClaimContex
     lost = estimate_score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
-        build_report_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
+        build_measured_estimate_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
         build_count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
         build_count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
     return asked.combine_legs(legs)
 
 
-def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
+def answer_gated_speculation_vs_switching(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-A4 on the task most worth routing; attaches every setting on the fronts with its cost."""
     if absent := answer_unmet_writing_premise(pair, asked):
         return absent
     task, saving = pair.routing_rules.written_tasks_worth_routing[0], pair.savings[0]
-    routed, allowed = pair.routing_rules.find_mixture_at_saving(task, saving), pair.models.large_share_at_saving(saving)
+    routed, allowed = (
+        pair.routing_rules.evaluate_mixture_at_saving(task, saving),
+        pair.models.large_share_at_saving(saving),
+    )
     if routed is None:
-        return make_pair_answer(
+        return make_answer_from_pair_verdict(
             pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}")
         )
     options = find_pareto_gate_options(pair, task)
@@ -404,7 +416,9 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
     least = min(done.large_share for done in judged.values())
     gated, name = None, ""
     if least <= allowed:
-        mixture = mix_rules([done.routed_items for done in judged.values()], allowed, asked.rng)
+        mixture = mix_runs_to_large_share(
+            [done.item_scores_and_token_counts for done in judged.values()], allowed, asked.rng
+        )
         gated = routed.score.with_values(mixture.score)
         p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
         name = f"{p:.0%} of items by {_gate_name(first)}, {1 - p:.0%} by {_gate_name(second)}"
@@ -417,7 +431,9 @@ def answer_gated_speculation(pair: PairMeasurements, asked: ClaimContext) -> Ans
     ]
     table = AttachedTable(f"entropy where speculation diverges, {task}", rows)
     found = GatedSpeculationEvidence(task, allowed, routed.score, gated, (routed.name, name))
-    return make_pair_answer(pair, decide_gated_speculation(found, asked), Attachments((table,)))
+    return make_answer_from_pair_verdict(
+        pair, decide_gated_speculation_vs_switching(found, asked), Attachments((table,))
+    )
 
 
 def _gate_name(option: GateOption) -> str:
@@ -432,14 +448,15 @@ def find_pareto_gate_options(pair: PairMeasurements, task: str) -> list[GateOpti
     options: list[GateOption] = [(0, None), *product(WIDTHS, choose_entropy_gates(pair, task))]
     tried = [_speculated(pair, task, "validate", option) for option in options]
     return [
-        options[at] for at in routing_front_indices([RoutingRun(done.large_share, done.mean_score) for done in tried])
+        options[at]
+        for at in routing_front_indices([RoutingShareAndScore(done.large_share, done.mean_score) for done in tried])
     ]
 
 
 def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOption) -> ItemAnswers:
     (k, gate), count = option, pair.size.tried if split == "validate" else pair.size.judged
     return (
-        pair.answers.answer_by_gated_speculation(k, gate, task, split, count)
+        pair.answers.answer_by_speculation_without_flops(k, gate, task, split, count)
         if k
         else pair.answers.answer_by_one_model(LARGE, task, split, count)
     )
@@ -447,7 +464,9 @@ def _speculated(pair: PairMeasurements, task: str, split: Split, option: GateOpt
 
 def choose_entropy_gates(pair: PairMeasurements, task: str) -> list[float | None]:
     """Entropy gates in bits: None, quantiles of drafts on validation, and one above every entropy."""
-    drafts = pair.answers.answer_by_gated_speculation(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
+    drafts = pair.answers.answer_by_speculation_without_flops(
+        max(WIDTHS), None, task, "validate", pair.size.tried
+    ).entropy_bits
     most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
     return [
         None if share is None else most if share == 1 else float(np.quantile(np.concatenate(drafts), share))
@@ -467,6 +486,14 @@ QUESTIONS = (
     ),
     make_constant_question("EAD-A1", "window", "w", (1, 2, 5, 10, 20)),
     make_constant_question("EAD-A2", "least_run", "d_min", (1, 5, 10, 20, 40)),
-    Question("EAD-A3", "pair", answer_decisive_tokens, budget="standard", decide=decide_decisive_tokens),
-    Question("EAD-A4", "pair", answer_gated_speculation, budget="standard", decide=decide_gated_speculation),
+    Question(
+        "EAD-A3", "pair", answer_high_entropy_token_errors, budget="standard", decide=decide_high_entropy_token_errors
+    ),
+    Question(
+        "EAD-A4",
+        "pair",
+        answer_gated_speculation_vs_switching,
+        budget="standard",
+        decide=decide_gated_speculation_vs_switching,
+    ),
 )

@@ -9,12 +9,12 @@ import numpy as np
 
 from emad_ref.benchmark.flops import two_model_cost_at_large_share, two_model_relative_cost
 from emad_ref.claims.base import Answer, ClaimContext, Question
-from emad_ref.claims.pair_answers import make_pair_answer
+from emad_ref.claims.pair_answers import make_answer_from_pair_verdict
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
-from emad_ref.statistics.legs import build_count_leg, judge_within_tolerance
+from emad_ref.statistics.legs import build_count_leg, verdict_from_errors_and_tolerance
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 BILLION = 1e9
@@ -38,7 +38,7 @@ def decide_paper_savings(found: Iterable[Headline], asked: ClaimContext) -> Verd
         saving = 1 - two_model_cost_at_large_share(large_share, small_parameters=small, large_parameters=large)
         leg = f"{name}: saves {saving:.2%}, the paper says {claimed:.1%}"
         differences[leg] = np.array([abs(saving - claimed)])
-    return judge_within_tolerance(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
+    return verdict_from_errors_and_tolerance(asked.claim, asked.model, differences, asked.claim.thresholds["saving"])
 
 
 def answer_paper_savings(names: PairNames, asked: ClaimContext) -> Answer:
@@ -53,7 +53,7 @@ TASKS = 2  # lengths and switches determine repeated reading, which differs litt
 
 
 @dataclass(frozen=True)
-class RuleCharges:
+class SwitchingRuleCosts:
     """Counts of one rule, and of the large model alone, on the judged items; pairs are (small, large).
 
     ``emitted``     tokens, the large model's ``large_share`` of them included.
@@ -77,7 +77,7 @@ class RuleCharges:
 
 
 # task → one rule for each of the paper's savings; and parameters of the (small, large) model
-TaskCharges = tuple[Mapping[str, tuple[RuleCharges, ...]], tuple[float, float]]
+TaskCharges = tuple[Mapping[str, tuple[SwitchingRuleCosts, ...]], tuple[float, float]]
 
 
 def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
@@ -94,7 +94,7 @@ def decide_catch_up(found: TaskCharges, asked: ClaimContext) -> Verdict:
     return asked.combine_legs(legs)
 
 
-def _charge_legs(task: str, charged: RuleCharges, parameters: tuple[float, float]) -> list[Leg]:
+def _charge_legs(task: str, charged: SwitchingRuleCosts, parameters: tuple[float, float]) -> list[Leg]:
     name, n = f"{task}, {charged.rule}", charged.items
     small, large = parameters
     paper = 1 - two_model_cost_at_large_share(charged.large_share, small_parameters=small, large_parameters=large)
@@ -138,17 +138,17 @@ def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
         nearest = dict.fromkeys(rules.find_rule_nearest_saving(task, saving) for saving in pair.savings)
         charged[task] = tuple(_charges_of_rule(pair, task, rule) for rule in nearest)
     found = charged, (sizes["small_parameters"], sizes["large_parameters"])
-    return make_pair_answer(pair, decide_catch_up(found, asked))
+    return make_answer_from_pair_verdict(pair, decide_catch_up(found, asked))
 
 
-def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> RuleCharges:
+def _charges_of_rule(pair: PairMeasurements, task: str, rule: SwitchingRule) -> SwitchingRuleCosts:
     done = pair.routing_rules.answer_judged_items(rule, task)
     alone = pair.routing_rules.answer_judged_items_alone(LARGE, task)
     processed, caught_up = (
         (sum(count(walk, SMALL) for walk in done.walks), sum(count(walk, LARGE) for walk in done.walks))
         for count in (SwitchedText.count_tokens_read, SwitchedText.count_catch_up_tokens)
     )
-    return RuleCharges(
+    return SwitchingRuleCosts(
         pair.routing_rules.format_rule_name(rule),
         len(done.right),
         int(done.emitted.sum()),

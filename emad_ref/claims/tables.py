@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emad_ref.extensions import added_part_locations, load_added_part
+from emad_ref.extensions import added_part_import_paths, load_added_part
 from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.early_exits import make_rule_table
+from emad_ref.measurements.early_exits import tabulate_rules_of_all_tasks
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.operating_points import make_explorer_tables
 from emad_ref.protocol import Unsupported
@@ -29,10 +29,10 @@ def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every early-exit rule, minimum layer and task: exit, score, FLOPs by part and in total."""
     if absence := evidence.early_exits.absent_premise:
         raise Unsupported(absence[1])
-    return make_rule_table(evidence.early_exits)
+    return tabulate_rules_of_all_tasks(evidence.early_exits)
 
 
-def make_margin_explorer(evidence: ModelMeasurements) -> Attachments:
+def make_margin_explorer_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every margin of the sweep with one short text, for the page's explorer."""
     if reason := evidence.subject.quality_unavailable_reason:
         raise Unsupported(reason)
@@ -41,14 +41,14 @@ def make_margin_explorer(evidence: ModelMeasurements) -> Attachments:
 
 TABLES: dict[str, TableFunction] = {
     "Pareto table": make_pareto_tables,
-    "explorer": make_margin_explorer,
+    "explorer": make_margin_explorer_table,
     "early exits": make_early_exit_table,
 }
 
 
 def table_names() -> list[str]:
     """Names of all tables."""
-    return [*TABLES, *added_part_locations("tables")]
+    return [*TABLES, *added_part_import_paths("tables")]
 
 
 def find_table_function(name: str) -> TableFunction:

@@ -35,11 +35,16 @@ from emad_ref.cli.reports import (
     add_report_arguments,
     add_verify_arguments,
     compare,
-    verify_report,
+    verify_report_complete_and_passed,
     write_report_pages,
 )
-from emad_ref.cli.screening import add_screen_arguments, add_sweep_arguments, screen_exits, sweep_exit_rules
-from emad_ref.cli.server import add_serve_arguments, serve_decoder
+from emad_ref.cli.screening import (
+    add_screen_arguments,
+    add_sweep_arguments,
+    screen_and_save_best_exit,
+    sweep_exit_rules,
+)
+from emad_ref.cli.server import add_serve_arguments, serve_decoder_over_wire_protocol
 from emad_ref.console import print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements.option_values import LARGEST_SEED, MOST, MOST_NATS
@@ -55,16 +60,16 @@ VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
     "judge a model or a decoder": {
         "judge": (judge, add_judge_arguments),
         "same": (compare_models, add_same_arguments),
-        "serve": (serve_decoder, add_serve_arguments),
+        "serve": (serve_decoder_over_wire_protocol, add_serve_arguments),
     },
     READ_REPORTS: {
         "report": (write_report_pages, add_report_arguments),
-        "verify": (verify_report, add_verify_arguments),
+        "verify": (verify_report_complete_and_passed, add_verify_arguments),
         "compare": (compare, add_compare_arguments),
         "replay": (replay_test, add_replay_arguments),
     },
     "calibrate and search exits": {
-        "screen": (screen_exits, add_screen_arguments),
+        "screen": (screen_and_save_best_exit, add_screen_arguments),
         "sweep": (sweep_exit_rules, add_sweep_arguments),
         "calibrate": (calibrate, add_calibrate_arguments),
         "merge": (merge_profile_files, add_merge_arguments),

@@ -155,7 +155,7 @@ def parse_whole_number(text: str) -> int:
     return int(text)
 
 
-def parse_real_number(text: str) -> float:
+def parse_float_argument(text: str) -> float:
     """Type of an argument: a number in plain digits. NaN and infinity pass: ``cli.BOUNDS`` refuses them by name."""
     try:
         return parse_number(text)
@@ -199,7 +199,7 @@ def add_resume_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_executor_argument(parser: argparse.ArgumentParser) -> None:
+def add_worker_executor_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--executor",
         default="here",

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.cli.arguments import (
     add_data_argument,
     add_examples,
-    add_executor_argument,
     add_resume_argument,
+    add_worker_executor_argument,
+    parse_float_argument,
     parse_path,
-    parse_real_number,
     parse_whole_number,
 )
 from emad_ref.errors import BadArgument
@@ -130,14 +130,14 @@ def build_window_readers(args: argparse.Namespace, loaded: LoadedModel) -> dict[
 
 
 def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
-    """The BinSpec of ``--bins`` or ``--bins-of``.
+    """The ThresholdBinSpec of ``--bins`` or ``--bins-of``.
 
     Frequency buckets are counted on the calibration text, in a pass that does not run the model.
     """
     from emad_ref.calibration.calibration_run import count_targets_by_token
     from emad_ref.calibration.profile import load_profile
     from emad_ref.exit_rules import assign_frequency_buckets
-    from emad_ref.point import BinSpec
+    from emad_ref.point import ThresholdBinSpec
 
     if args.bins_of is not None:
         other = load_profile(args.bins_of)
@@ -145,9 +145,9 @@ def resolve_bin_spec(args: argparse.Namespace, fingerprint: str, dtype: str, cor
         return other.bins
     features = () if args.bins == "none" else tuple(args.bins.split(","))
     if "frequency" not in features:
-        return BinSpec(features)
-    BinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
-    return BinSpec(
+        return ThresholdBinSpec(features)
+    ThresholdBinSpec(features, frequency=b"\0")  # rejects unknown features before the pass
+    return ThresholdBinSpec(
         features,
         frequency=assign_frequency_buckets(count_targets_by_token(corpora, vocabulary, args.tokens, "counting tokens")),
     )
@@ -157,7 +157,7 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
     """Print mean entropy, deviation, quantiles and target of each layer, each bin, and warnings about the profile."""
     from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 
-    pooled = profile.drop_features(len(profile.bins.features))  # without bins
+    pooled = profile.drop_last_bin_features(len(profile.bins.features))  # without bins
     assert pooled.statistics is not None, "a new or merged profile has statistics"
     deviations = pooled.statistics.deviation_nats()[0]
     columns = [(quantile, pooled.quantile_nats(quantile)[0]) for quantile in quantiles]
@@ -167,14 +167,14 @@ def print_profile(profile: Profile, quantiles: Sequence[float]) -> None:
         line += "".join(f"  q{quantile:g} {levels[place]:.4f}" for quantile, levels in columns)
         print(line + (f"  target {targets[layer]:7.4f} ({targets[layer] - mean:+.4f})" if layer in targets else ""))
     if profile.bins.features:
-        print_bins(profile)
+        print_bin_targets(profile)
     if correction := describe_corrections(profile):
         print(correction)
     for warning in iterate_profile_warnings(profile):
         print(f"warning: {warning}")
 
 
-def print_bins(profile: Profile) -> None:
+def print_bin_targets(profile: Profile) -> None:
     """Print tokens and targets of each bin; a bin with too few tokens names the coarser bin whose targets it takes."""
     from emad_ref.exit_rules import bin_names
 
@@ -242,13 +242,13 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     bins.add_argument("--bins-of", type=parse_path, metavar="PROFILE", help="bins of this profile, for emad merge")
     add(
         "--quantiles",
-        type=parse_real_number,
+        type=parse_float_argument,
         nargs="*",
         metavar="Q",
         help="entropy quantiles to print; without Q the deciles",
     )
     add_resume_argument(sub)
-    add_executor_argument(sub)
+    add_worker_executor_argument(sub)
     add_examples(
         sub,
         "emad calibrate emad-tiny profile.json",
@@ -351,7 +351,7 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add(
         "--steps", type=parse_whole_number, default=800, metavar="N", help="training steps of 512 tokens (default: 800)"
     )
-    add("--rate", type=parse_real_number, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
+    add("--rate", type=parse_float_argument, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
     add("--held-out", type=parse_whole_number, default=20_000, metavar="TOKENS",
         help="tokens to measure on, from a held-out fifth of the documents (default: 20,000)")  # fmt: skip
     add("--gate", action="store_true", help="also fit an exit gate, on the held-out text")

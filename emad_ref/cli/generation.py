@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Literal
 
-from emad_ref.cli.arguments import add_data_argument, add_examples, parse_path, parse_real_number, parse_whole_number
+from emad_ref.cli.arguments import add_data_argument, add_examples, parse_float_argument, parse_path, parse_whole_number
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.option_values import CORPORA
 from emad_ref.text.documents import SPLITS
@@ -52,7 +52,7 @@ REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens",
 )
 
 
-def detect_colour_support(environment: Mapping[str, str], is_terminal: bool) -> Colours:
+def detect_colour_mode(environment: Mapping[str, str], is_terminal: bool) -> Colours:
     """Colours that the output stream supports, by the environment's NO_COLOR, TERM and COLORTERM."""
     if not is_terminal or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return "none"
@@ -123,8 +123,8 @@ def generate(args: argparse.Namespace) -> None:
 
 def _output_colours(when: str) -> Colours:
     if when == "always":
-        return detect_colour_support({**os.environ, "NO_COLOR": ""}, is_terminal=True)
-    return detect_colour_support(os.environ, when == "auto" and sys.stdout.isatty())
+        return detect_colour_mode({**os.environ, "NO_COLOR": ""}, is_terminal=True)
+    return detect_colour_mode(os.environ, when == "auto" and sys.stdout.isatty())
 
 
 def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedModel | None) -> Iterator[StreamedToken]:
@@ -266,7 +266,7 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     rule = sub.add_mutually_exclusive_group()
     rule.add_argument("--profile", type=parse_path, metavar="FILE",
                       help="exit by EMAD with this profile of emad calibrate; without a rule: full depth")  # fmt: skip
-    rule.add_argument("--confidence", type=parse_real_number, metavar="P",
+    rule.add_argument("--confidence", type=parse_float_argument, metavar="P",
                       help="exit as in CALM, when the top-1 probability is at least P")  # fmt: skip
     rule.add_argument("--lens", type=parse_path, metavar="FILE",
                       help="exit by this tuned lens of emad lens; needs --entropy or --divergence")  # fmt: skip
@@ -277,14 +277,14 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
         help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
     add(
         "--margin",
-        type=parse_real_number,
+        type=parse_float_argument,
         metavar="NATS",
         help="with --profile: exit this far below its targets (default: 0)",
     )
-    add("--entropy", type=parse_real_number, metavar="NATS", help="with --lens: exit at this entropy or less")
-    add("--divergence", type=parse_real_number, metavar="ROOT",
+    add("--entropy", type=parse_float_argument, metavar="NATS", help="with --lens: exit at this entropy or less")
+    add("--divergence", type=parse_float_argument, metavar="ROOT",
         help="with --lens: exit if the gate's estimate, a square root of nats, is at most ROOT")  # fmt: skip
-    add("--threshold", type=parse_real_number, metavar="BITS",
+    add("--threshold", type=parse_float_argument, metavar="BITS",
         help=f"with --small-model: mean entropy that calls the large model (default: {THRESHOLD_BITS:g})")  # fmt: skip
     add(
         "--window",
@@ -297,7 +297,7 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     add("--tokens", type=parse_whole_number, default=48, metavar="N", help="largest number of new tokens (default: 48)")
     add(
         "--temperature",
-        type=parse_real_number,
+        type=parse_float_argument,
         default=0.0,
         metavar="T",
         help="sampling temperature; 0 is greedy (default: 0)",

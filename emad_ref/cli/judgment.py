@@ -25,28 +25,35 @@ from emad_ref.cli.arguments import add_examples, pytest_to_verb_option_names
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.measurements import option_values
-from emad_ref.measurements.study import BUDGETS, PairNames, Study, select_pair_names
+from emad_ref.measurements.study import BUDGETS, PairNames, Study, resolve_pair_names_from_options
 from emad_ref.models.names import require_weights_available
 from emad_ref.report.deselection import NO_PAIR
 from emad_ref.report.schema import SCHEMA
-from emad_ref.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS, GateOptions, apply_gate, format_claim_names
+from emad_ref.statistics.gate import (
+    GATES,
+    INCONCLUSIVE,
+    REQUIREMENTS,
+    GateOptions,
+    build_gate_messages,
+    format_claim_names,
+)
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
-    RunConditions,
-    compare_with_record,
+    RunSeedBudgetOptions,
+    compare_verdict_with_record,
     find_golden_folder,
     format_comparison_summary,
-    list_register_changes,
-    load_known_verdicts,
-    no_comparison_reason,
-    require_known_verdicts,
-    verdict_key,
+    list_changes_from_shipped_register,
+    load_known_verdicts_from_folders,
+    no_comparison_failure_reason,
+    require_known_verdicts_file,
+    verdict_key_fields,
 )
 from emad_ref.statistics.verdicts import Claim, load_register, match_id_patterns
 from emad_ref.wire.address import ADDRESS_FORMS, is_address, parse_address
 
 if TYPE_CHECKING:  # these import torch, which is slow, so bad arguments are rejected before
-    from emad_ref.claims.base import Answer, NamedMeasurements, RunPlan
+    from emad_ref.claims.base import Answer, ModelOrPairMeasurements, RunPlan
     from emad_ref.measurements.pair_measurements import PairMeasurements
     from emad_ref.measurements.run_resources import RunResources
 
@@ -58,15 +65,15 @@ GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
 def judge(args: argparse.Namespace) -> int:
     """Judge the claims about a model and a pair, and print the verdicts; exit status 1 if a gate fails."""
     from emad_ref.report.summary import build_run_summary
-    from emad_ref.report.tables import format_sections
+    from emad_ref.report.tables import format_section_titles_and_texts
 
-    run = with_verb_option_names(judge_claims(args), add_judge_arguments)
+    run = rename_judgment_options_for_verb(compute_judgment_result(args), add_judge_arguments)
     report = run.report
     print(build_run_summary(report).headline)
     for message in run.warnings:
         print_error(f"warning: {message}")
     tables = report["tables"] if args.with_tables else []
-    for title, text in format_sections(report["points"], tables, report["claims"], report["notes"]):
+    for title, text in format_section_titles_and_texts(report["points"], tables, report["claims"], report["notes"]):
         print(f"\n{title}\n\n{text}")
     if args.gate == "known":
         print(f"\nemad known verdicts\n\n{format_comparison_summary(report['known'])}")
@@ -88,7 +95,9 @@ def compare_models(args: argparse.Namespace) -> int:
     else:
         require_weights_available(args.other)
         request.other = args.other
-    return _print_comparison(with_verb_option_names(judge_claims(request), add_same_arguments), args.other)
+    return _print_comparison(
+        rename_judgment_options_for_verb(compute_judgment_result(request), add_same_arguments), args.other
+    )
 
 
 def _print_comparison(run: JudgmentResult, other: str) -> int:
@@ -105,21 +114,23 @@ def _print_comparison(run: JudgmentResult, other: str) -> int:
 
 @dataclass(frozen=True)
 class JudgmentResult:
-    """Result of ``judge_claims``: a report as ``read_report`` returns it, and messages of gates that fail or warn."""
+    """Result of ``compute_judgment_result``: a report, and messages of gates that fail or warn."""
 
     report: dict[str, Any]
     failures: list[str]
     warnings: list[str]
 
 
-def with_verb_option_names(run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]) -> JudgmentResult:
+def rename_judgment_options_for_verb(
+    run: JudgmentResult, arguments: Callable[[argparse.ArgumentParser], None]
+) -> JudgmentResult:
     """``run``, whose texts name the options of the verb that ``arguments`` declares."""
     return JudgmentResult(
         *(pytest_to_verb_option_names(part, arguments) for part in (run.report, run.failures, run.warnings))
     )
 
 
-def judge_claims(args: argparse.Namespace) -> JudgmentResult:
+def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
     """Decide the claims that the parsed arguments of ``emad judge`` select.
 
     Raises:
@@ -133,11 +144,11 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
     known, run = _known_verdicts(args), _run_conditions(args, plan)
     attachments, claims, failures, warnings, comparisons = Attachments(), [], [], [], []
     tables: list[dict[str, Any]] = []
-    pair = select_pair_names(args.pair, args.small_model, args.large_model, [args.model])
+    pair = resolve_pair_names_from_options(args.pair, args.small_model, args.large_model, [args.model])
     for answer in _answer_claims(args, plan, _choose_claims(args, plan, pair), pair):
         row, verdict = register[answer.verdict.id], answer.verdict
-        key = verdict_key(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
-        comparison = compare_with_record(row, verdict, known.find_outcome(key, run.seed))
+        key = verdict_key_fields(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
+        comparison = compare_verdict_with_record(row, verdict, known.find_outcome(key, run.seed))
         is_gating = comparison.expected is not None if args.gate == "known" else plan.is_gating(row.id)
         verdict = replace(verdict, gate=is_gating)
         comparisons.append(comparison.to_json())
@@ -147,11 +158,11 @@ def judge_claims(args: argparse.Namespace) -> JudgmentResult:
             | ({"figure": table.figure} if table.figure else {})
             for table in answer.exhibits.tables
         ]
-        result = apply_gate(verdict, row, gating, comparison.expected)
+        result = build_gate_messages(verdict, row, gating, comparison.expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
         claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure)})
-    run_failures = [reason] if args.gate == "known" and (reason := no_comparison_reason(comparisons)) else []
+    run_failures = [reason] if args.gate == "known" and (reason := no_comparison_failure_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     report = {
         "schema": SCHEMA,
@@ -202,13 +213,16 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
     if args.gate != "known":
         return KnownVerdicts()
     folders = [folder for folder in (args.golden, find_golden_folder()) if folder is not None]
-    require_known_verdicts(folders)
-    return load_known_verdicts(folders)
+    require_known_verdicts_file(folders)
+    return load_known_verdicts_from_folders(folders)
 
 
-def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunConditions:
-    options = [*plan.study.non_default_setting_lines, *list_register_changes(plan.register, args.gate_claims)]
-    return RunConditions(args.seed, args.budget, ", ".join(options))
+def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunSeedBudgetOptions:
+    options = [
+        *plan.study.non_default_setting_lines,
+        *list_changes_from_shipped_register(plan.register, args.gate_claims),
+    ]
+    return RunSeedBudgetOptions(args.seed, args.budget, ", ".join(options))
 
 
 def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str] | None) -> list[str]:
@@ -250,37 +264,37 @@ def _answer_claims(
 
     ``pair``: names of the small and the large model; None if no claim is about a pair.
     """
-    from emad_ref.claims.base import find_question
+    from emad_ref.claims.base import find_question_of_claim
     from emad_ref.measurements.model_measurements import ModelMeasurements
     from emad_ref.measurements.model_under_test import open_model
 
     with ExitStack() as stack:
         host = _decoder_host(args, stack)
 
-        def measure_model() -> tuple[NamedMeasurements, int]:
+        def measure_model() -> tuple[ModelOrPairMeasurements, int]:
             with stop_run_on_error():
                 evidence = ModelMeasurements(stack.enter_context(open_model(args.model, plan.study)), plan.study, host)
-                evidence.require_prerequisites()
+                evidence.require_prerequisites_of_all_claims()
             return evidence, evidence.subject.stepper.layers
 
-        def name_pair() -> tuple[NamedMeasurements, int]:
+        def name_pair() -> tuple[ModelOrPairMeasurements, int]:
             assert pair is not None
             return PairNames(*pair), 0
 
-        def measure_pair() -> tuple[NamedMeasurements, int]:
+        def measure_pair() -> tuple[ModelOrPairMeasurements, int]:
             assert pair is not None
             with stop_run_on_error():
                 evidence = _open_pair(stack, plan, host, pair)
             return evidence, evidence.large.subject.stepper.layers
 
-        openers: dict[str, Callable[[], tuple[NamedMeasurements, int]]] = {
+        openers: dict[str, Callable[[], tuple[ModelOrPairMeasurements, int]]] = {
             "model": measure_model,
             "names": name_pair,
             "pair": measure_pair,
         }
-        opened: dict[str, tuple[NamedMeasurements, int]] = {}
+        opened: dict[str, tuple[ModelOrPairMeasurements, int]] = {}
         for claim in claims:
-            subject = find_question(claim).about
+            subject = find_question_of_claim(claim).about
             if subject not in opened:
                 opened[subject] = openers[subject]()
             yield plan.answer_claim(claim, *opened[subject])
@@ -348,7 +362,7 @@ def _add_text_arguments(add: Callable[..., Any]) -> None:
         help="folder with data sets, searched before the hub")  # fmt: skip
     add("--seed", type=_reader(option_values.parse_seed, "--seed"), default=0, metavar="N",
         help="seed of texts and resampling (default: 0)")  # fmt: skip
-    add("--device", type=_reader(option_values.parse_device, "--device"), default="cpu", metavar="DEVICE",
+    add("--device", type=_reader(option_values.parse_device_name, "--device"), default="cpu", metavar="DEVICE",
         help="torch device, or auto (default: cpu)")  # fmt: skip
     add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
     add("--decoder-timeout", type=_reader(option_values.parse_seconds, "--decoder-timeout"), default=120.0,
@@ -376,7 +390,8 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         help="precision that the decoder states, for ENG-1 and ENG-4 (default: --dtype)")  # fmt: skip
     add("--profile", type=read(option_values.parse_existing_file, "--profile"), metavar="FILE",
         help="calibration profile of emad calibrate (default: calibrate)")  # fmt: skip
-    add("--margin", type=read(option_values.make_minus_parser(option_values.parse_nats), "--margin"), metavar="NATS",
+    add("--margin", type=read(option_values.make_unicode_minus_parser(option_values.parse_nats), "--margin"),
+    metavar="NATS",
         help="also judge EMAD at this margin")  # fmt: skip
     add("--exit", type=read(option_values.parse_existing_file, "--exit"), metavar="FILE",
         help="exit of emad screen; also judge EMAD-X1, X2, X5 and X6 on it")  # fmt: skip

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.cli.arguments import add_examples, parse_path
-from emad_ref.cli.reports import read_report_listing_tests
+from emad_ref.cli.reports import read_report_with_test_list
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolve_path
 from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
-from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement
+from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement_and_requirement
 
 NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
 DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # options with a value that fail a run of one test
@@ -37,7 +37,7 @@ def replay_test(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
     if args.keep and resolve_path(args.report) in (resolve_path(args.keep), resolve_path(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
-    report = read_report_listing_tests(args.report)
+    report = read_report_with_test_list(args.report)
     test = find_test_id(report, args.row)
     print("\n".join(describe_recorded_test(report, test)))
     with tempfile.TemporaryDirectory(prefix="emad-replay-") as temporary:
@@ -47,7 +47,7 @@ def replay_test(args: argparse.Namespace) -> int:
         print(f"replayed: pytest {shlex.join(words)}", flush=True)
         status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
         with suppress(BadReport):  # an aborted run wrote none, and printed the reason
-            print("\n".join(replay_comparison_lines(report, read_report_listing_tests(folder), test)))
+            print("\n".join(replay_comparison_lines(report, read_report_with_test_list(folder), test)))
         if not args.keep:
             print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
         return status
@@ -86,7 +86,7 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
         if claim.get("test") == test:
             yield f"recorded: {format_claim_heading(claim, claim.get('title', ''))}"
             leg = deciding_leg_name(claim)
-            yield f"  {format_measurement(claim)}" + (f"; where: {leg}" if leg else "")
+            yield f"  {format_measurement_and_requirement(claim)}" + (f"; where: {leg}" if leg else "")
     for audit in report["audits"]:
         if audit["test"] == test and audit["passed"] is False:
             yield f"recorded: audit {audit['check']}: {audit['detail']}"
@@ -107,8 +107,8 @@ def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> It
     for claim in claims:
         now = found.get(claim["id"])
         yield _agreement(
-            f"{claim['id']}, {claim['verdict']}: {format_measurement(claim)}",
-            f"{now['verdict']}: {format_measurement(now)}" if now else "not decided",
+            f"{claim['id']}, {claim['verdict']}: {format_measurement_and_requirement(claim)}",
+            f"{now['verdict']}: {format_measurement_and_requirement(now)}" if now else "not decided",
             now is not None and now["verdict"] == claim["verdict"],
         )
     for entry in recorded["tests"] if not claims else ():

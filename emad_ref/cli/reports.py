@@ -37,10 +37,10 @@ from emad_ref.measurements.option_values import LEAVE_OUT, prepare_report_folder
 from emad_ref.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
 from emad_ref.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
 from emad_ref.report.tiers import TIERS, format_tier
-from emad_ref.report.verification import find_report_faults
+from emad_ref.report.verification import find_proof_shortfalls
 
 if TYPE_CHECKING:
-    from emad_ref.report.comparison import ReportChange, ReportComparison
+    from emad_ref.report.comparison import ComparedReportRow, ReportComparison
 
 ALL_SUITES = "all"
 FAULTY = 1  # exit status of verify
@@ -49,7 +49,7 @@ MOST_LINES, LEAST_WIDTH = 40, 40  # most lines; columns
 NOTE_LINES, GATE_LINES = 3, 8  # most lines of a note and of all gates together
 MISSING = "missing"
 
-FAIL_ON: dict[str, Callable[[ReportChange], bool]] = {
+FAIL_ON: dict[str, Callable[[ComparedReportRow], bool]] = {
     "never": lambda change: False,
     "gate": lambda change: change.gate and change.turn == "worse",
     "verdict": lambda change: change.turn == "worse",
@@ -108,13 +108,13 @@ def require_no_report(out: Path) -> None:
 
 def _print_summaries(args: argparse.Namespace) -> None:
     """Print the summary of each report, in at most forty lines of the terminal's width."""
-    from emad_ref.report.summary import build_run_summary, summary_lines
+    from emad_ref.report.summary import build_run_summary, format_summary_lines_with_tones
 
     if args.out is not None:
         raise BadArgument("out", str(args.out), "no --out with --text, which writes no file", "leave out one of them")
     width = _terminal_width()
     for folder, report in zip(args.folders, read_reports(args.folders), strict=True):
-        lines = summary_lines(build_run_summary(report), width, [f"report read from {folder}"])
+        lines = format_summary_lines_with_tones(build_run_summary(report), width, [f"report read from {folder}"])
         print("\n".join(line for line, _ in lines))
 
 
@@ -133,7 +133,7 @@ def add_report_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def read_report_listing_tests(place: Path) -> Report:
+def read_report_with_test_list(place: Path) -> Report:
     """The report at ``place``.
 
     Raises:
@@ -146,12 +146,12 @@ def read_report_listing_tests(place: Path) -> Report:
     return report
 
 
-def verify_report(args: argparse.Namespace) -> int:
+def verify_report_complete_and_passed(args: argparse.Namespace) -> int:
     """Check that a report is complete and passed: every required test ran, and nothing is undecided."""
-    report = read_report_listing_tests(args.report)
+    report = read_report_with_test_list(args.report)
     shipped = list_shipped_tests()
-    suites = required_suite_folders(args.require_suite, shipped)
-    messages = list(find_report_faults(report, suites, shipped, args.require_decoder, args.require_tier))
+    suites = resolve_required_suite_folders(args.require_suite, shipped)
+    messages = list(find_proof_shortfalls(report, suites, shipped, args.require_decoder, args.require_tier))
     if start := unfinished_run_start_time(args.report):
         messages.insert(0, f"a later run, started {start}, did not finish, and this is not its report; run it again")
     for message in messages:
@@ -166,7 +166,7 @@ def verify_report(args: argparse.Namespace) -> int:
     return 0
 
 
-def required_suite_folders(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
+def resolve_required_suite_folders(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
     """The folder, ``suites/…``, of each suite that ``--require-suite`` names.
 
     Raises:
@@ -285,7 +285,7 @@ def _history_lines(reports: Sequence[Report], markdown: bool) -> Iterator[str]:
             yield from _wrap(f"    {row['history']}  {row['verdicts']}, {row['first → last']} ({row['unit']})")
 
 
-def _exit_line(failing: Sequence[ReportChange], fail_on: str) -> str:
+def _exit_line(failing: Sequence[ComparedReportRow], fail_on: str) -> str:
     if fail_on == "never":
         return "Nothing fails: --fail-on never."
     rows = f"{len(failing)} row{'' if len(failing) == 1 else 's'}" if failing else "nothing"
@@ -347,14 +347,14 @@ def _blocks(result: ReportComparison, verbose: bool) -> Iterator[list[str]]:
             yield [*(["", heading] if number == 0 else []), *_change_lines(change, verbose)]
 
 
-def _change_lines(change: ReportChange, verbose: bool) -> Iterator[str]:
+def _change_lines(change: ComparedReportRow, verbose: bool) -> Iterator[str]:
     """Title and verdicts, the claim in words, numbers, and a note, cut to ``NOTE_LINES`` without ``verbose``."""
     model = f" on {change.model}" if change.model else ""
-    yield _cut(f"  {change.title}{model}", f": {change.verdict_change}" if change.verdict_change else "")
+    yield _cut(f"  {change.title}{model}", f": {change.verdict_change_text}" if change.verdict_change_text else "")
     if change.words:
         yield from _wrap(f"    {change.words}")
-    if change.number_change:
-        yield from _wrap(f"    {change.number_change}")
+    if change.number_change_text:
+        yield from _wrap(f"    {change.number_change_text}")
     if change.note:
         yield from _wrap(f"    {change.note}", None if verbose else NOTE_LINES)
 

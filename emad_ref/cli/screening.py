@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.cli.arguments import (
     add_data_argument,
     add_examples,
-    add_executor_argument,
+    add_worker_executor_argument,
+    parse_float_argument,
     parse_path,
-    parse_real_number,
     parse_whole_number,
 )
 from emad_ref.errors import BadArgument
@@ -40,7 +40,7 @@ EXIT_START = rb'"emad":"\{\\"exit\\"'  # how the metadata of an exit begin
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
-def screen_exits(args: argparse.Namespace) -> None:
+def screen_and_save_best_exit(args: argparse.Namespace) -> None:
     """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
@@ -159,7 +159,7 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("--window", type=parse_whole_number, metavar="N",
         help="most tokens of a window of text "
              "(default: 512, or 128 where the head costs more than a block)")  # fmt: skip
-    add("--rise", type=parse_real_number, default=0.01, metavar="SHARE",
+    add("--rise", type=parse_float_argument, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
     add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
     add(
@@ -190,13 +190,13 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
         if args.out.suffix not in WRITERS:
             raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
         require_replaceable_file(args.out, "out", "a table of emad sweep", WRITERS[args.out.suffix][1])
-    study = Study(corpus=args.corpus, data=args.data, budget=resolve_budget(args))
+    study = Study(corpus=args.corpus, data=args.data, budget=resolve_text_budget(args))
     with open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)
         evidence = ModelMeasurements(loaded, study, RunResources(workers=workers))
-        evidence.require_prerequisites()
+        evidence.require_prerequisites_of_all_claims()
         result = build_sweep_result(evidence)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     for title in dict.fromkeys(row["table"] for row in result["rows"]):
@@ -215,7 +215,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
         print(f"written to {args.out}")
 
 
-def resolve_budget(args: argparse.Namespace) -> Budget:
+def resolve_text_budget(args: argparse.Namespace) -> Budget:
     """The budget of ``--budget``, with ``--documents`` windows per split if given.
 
     Raises:
@@ -276,7 +276,7 @@ def add_sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text to read (default: smoke)")
     add("--documents", type=parse_whole_number, metavar="N", help="windows to read of each split (default: by budget)")
     add("--out", type=parse_path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
-    add_executor_argument(sub)
+    add_worker_executor_argument(sub)
     add_examples(
         sub,
         "emad sweep emad-tiny --documents 40",

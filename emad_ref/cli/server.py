@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from emad_ref.cli.arguments import add_examples, parse_path, parse_real_number, parse_whole_number
+from emad_ref.cli.arguments import add_examples, parse_float_argument, parse_path, parse_whole_number
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.measurements import option_values
 from emad_ref.measurements.study import Study
@@ -33,7 +33,7 @@ from emad_ref.wire.address import ServerLimits, parse_host_and_port
 if TYPE_CHECKING:  # these import torch or NumPy, which is slow, so bad arguments are rejected before
     from emad_ref.models.loading import LoadedModel
     from emad_ref.protocol import Decoder, Request
-    from emad_ref.wire.messages import ServedModel
+    from emad_ref.wire.messages import RequestedModel
 
 NAME = "emad serve"
 LAST_CALL_S = 5.0  # seconds for a running call when the server stops
@@ -50,7 +50,7 @@ class ServerStopped(BaseException):
     """Raised when SIGINT or SIGTERM stops the server. It is no Exception, so that calls do not catch it."""
 
 
-def serve_decoder(args: argparse.Namespace) -> None:
+def serve_decoder_over_wire_protocol(args: argparse.Namespace) -> None:
     """Serve the reference decoder to clients in other processes."""
     if args.tokens < 1:
         raise BadArgument("tokens", args.tokens, "a whole number ≥ 1")
@@ -71,7 +71,7 @@ def add_serve_arguments(sub: argparse.ArgumentParser) -> None:
     add(
         "--connections", type=parse_whole_number, default=16, metavar="N", help="clients of --tcp at once (default: 16)"
     )
-    add("--idle", type=parse_real_number, default=3600.0, metavar="SECONDS",
+    add("--idle", type=parse_float_argument, default=3600.0, metavar="SECONDS",
         help="disconnect a client of --tcp that sends no call for this long (default: 3600)")  # fmt: skip
     add("--sessions", type=parse_whole_number, default=ServerLimits.sessions, metavar="N",
         help=f"open sessions, and decoders, per client (default: {ServerLimits.sessions})")  # fmt: skip
@@ -162,7 +162,7 @@ def _make_decoder(models: Sequence[LoadedModel], dtype: str, request: Request) -
     from emad_ref.measurements.run_resources import make_reference_decoder
     from emad_ref.protocol import ModelRef, Unsupported
 
-    requested: ServedModel = request.model.load()
+    requested: RequestedModel = request.model.load()
     match = next((model for model in models if model.fingerprint == requested.fingerprint), None)
     if match is not None:
         return make_reference_decoder(replace(request, model=ModelRef(match.name, lambda: match)))
@@ -294,12 +294,12 @@ def _accept(listener: socket.socket) -> socket.socket:
 def _refuse_connection(client: socket.socket, reason: str) -> None:
     """Answer the first call of ``client`` with an error, ``reason``, and close the connection."""
     from emad_ref.wire.client import FAILURE
-    from emad_ref.wire.frames import WireFrame, encode_frame
+    from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers
 
     _log(f"a client was refused: {reason}")
     with client, suppress(OSError):
         client.settimeout(REFUSAL_S)
-        client.sendall(b"".join(map(bytes, encode_frame(WireFrame({"error": FAILURE, "message": reason})))))
+        client.sendall(b"".join(map(bytes, encode_frame_to_buffers(WireFrame({"error": FAILURE, "message": reason})))))
         client.shutdown(socket.SHUT_WR)
         client.recv(4096)  # closing with unread data would reset the connection and lose the answer
 

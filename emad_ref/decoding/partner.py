@@ -1,9 +1,9 @@
 """Two decoders that write one text: the common part of switching and speculation.
 
-``Partner`` is a decoder with its operating point. ``LoggedSession`` is a partner's session; it records everything that
-it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward, at its ceiling;
-any other decides depths itself. Only the protocol is used, so any two decoders with the same token ids can be paired
-(``shared_vocabulary_size``). Logits of embedding rows beyond the shared ids are dropped first.
+``Partner`` is a decoder with its operating point. ``TokenLoggingSession`` is a partner's session; it records
+everything that it processes in a ``TokenLog``. A partner whose point lets no token exit reads a chunk in one forward,
+at its ceiling; any other decides depths itself. Only the protocol is used, so any two decoders with the same token ids
+can be paired (``shared_vocabulary_size``). Logits of embedding rows beyond the shared ids are dropped first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.probes.signal_values import entropy_nats, require_finite
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
-from emad_ref.schedule.schedules import get_schedule
+from emad_ref.schedule.schedules import get_point_schedule
 
 if TYPE_CHECKING:
     pass
@@ -49,7 +49,7 @@ class Partner:
     @property
     def has_adaptive_depth(self) -> bool:
         """Whether the point's rule or schedule decides depth; else every token runs to the ceiling."""
-        return self.point.has_adaptive_depth or get_schedule(self.point).ruleless
+        return self.point.has_adaptive_depth or get_point_schedule(self.point).ruleless
 
     def forced_feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
         """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""
@@ -63,7 +63,7 @@ def entropy_bits(logits: Floats) -> Floats:
     return entropy_nats(torch.from_numpy(logits)).double().numpy() / math.log(2)
 
 
-class LoggedSession:
+class TokenLoggingSession:
     """One partner's session; ``model`` is its index in the record, ``sequences`` the numbers of its rows.
 
     ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` of opening the session; ``signal`` [rows, n,
@@ -75,7 +75,7 @@ class LoggedSession:
         head: int, last: int,
     ):  # fmt: skip
         self.partner, self.model, self.sequences = partner, model, list(sequences)
-        self._log, self._schedule, probes = log, get_schedule(partner.point), len(partner.point.probes)
+        self._log, self._schedule, probes = log, get_point_schedule(partner.point), len(partner.point.probes)
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
         self._before = [len(prompt.tokens) - 1 for prompt in prompts]
@@ -127,7 +127,7 @@ class LoggedSession:
         for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
             del self._trail[row][first:]
             cap = self._extend(row, step.depth[row])
-            self._log.replace_from(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
+            self._log.relog_deepened_tokens(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
         return self._readable(step)
 
     def rollback(self, length: Ints) -> None:
@@ -183,6 +183,6 @@ def require_equal_logit_widths(first: Floats, second: Floats) -> None:
         )
 
 
-def work_by_model(small: Work | None, large: Work | None) -> dict[int, Work] | None:
+def make_work_by_model_index(small: Work | None, large: Work | None) -> dict[int, Work] | None:
     """Work as a Record holds it; None unless both models count, since half a sum would be misleading."""
     return None if small is None or large is None else {0: small, 1: large}

@@ -35,7 +35,7 @@ NextToken = tuple[int, float]  # a model's next token, and the entropy of its lo
 
 
 @dataclass(frozen=True, eq=False)
-class TextRequest:
+class TextGenerationRequest:
     """A request for one text after ``prompt`` int64 [n].
 
     It has at most ``most`` new tokens. It ends at a token of ``stop``, or once ``ended`` holds of the emitted tokens.
@@ -96,7 +96,7 @@ class SwitchedText:
         opened = int(bool(feeds) and self.model[0] == model)  # the starting model reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
 
-    def compute_work(self, model: int, layers: int, opening: bool = False) -> Work:
+    def compute_work_of_model(self, model: int, layers: int, opening: bool = False) -> Work:
         """Work of ``model`` with ``layers`` layers, at full depth in a session of one row.
 
         With ``opening`` only that of reading the prompt. A session reads its prompt except the last position in one
@@ -115,7 +115,7 @@ class SwitchedText:
 
 
 @dataclass(frozen=True, eq=False)
-class ContinuationScores:
+class ContinuationTokenScores:
     """One model's scores of a given continuation, per token [n].
 
     log p in nats, whether it is the greedy choice, and the entropy of the distribution in bits.
@@ -127,8 +127,8 @@ class ContinuationScores:
 
 
 @dataclass(frozen=True, eq=False)
-class SwitchedScores:
-    """``ContinuationScores`` of the models in charge; ``model`` int64 [n] of each token."""
+class SwitchedTokenScores:
+    """``ContinuationTokenScores`` of the models in charge; ``model`` int64 [n] of each token."""
 
     model: Ints
     log_p: Floats
@@ -136,10 +136,10 @@ class SwitchedScores:
     entropy_bits: Floats
 
 
-def _score_continuation(logits: Floats, tokens: Ints) -> ContinuationScores:
+def _score_continuation(logits: Floats, tokens: Ints) -> ContinuationTokenScores:
     """Scores of ``tokens`` [n] from the logits [n, V] that predict them."""
     chosen = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return ContinuationScores(
+    return ContinuationTokenScores(
         chosen - logsumexp(logits, axis=-1), logits.argmax(axis=-1) == tokens, entropy_bits(logits)
     )
 
@@ -179,7 +179,7 @@ def _next_token(node: PrefixNode, model: int, tokens: list[int]) -> Generator[Pr
 
 
 def _switching_path(
-    text: TextRequest, rule: SwitchingRule, node: PrefixNode
+    text: TextGenerationRequest, rule: SwitchingRule, node: PrefixNode
 ) -> Generator[PrefixQuery, None, SwitchedText]:
     """The path of ``rule`` from the root of ``text``; it yields a query for each missing next token."""
     tokens: list[int] = []
@@ -202,7 +202,7 @@ def _switching_path(
 
 
 def _speculation_path(
-    text: TextRequest, k: int, gate_bits: float | None, node: PrefixNode
+    text: TextGenerationRequest, k: int, gate_bits: float | None, node: PrefixNode
 ) -> Generator[PrefixQuery, None, SpeculatedText]:
     """Greedy speculation: k drafts a round, or as many as fit before the verifier's own token (``acceptance``)."""
     tokens: list[int] = []
@@ -234,10 +234,10 @@ class PrefixTrees:
     def __init__(self, rows: int):
         self._rows = rows
         self._roots: dict[tuple[int, ...], PrefixNode] = {}
-        self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ContinuationScores] = {}
+        self._options: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ContinuationTokenScores] = {}
 
     def generate_switched(
-        self, partners: Partners, requests: Sequence[tuple[TextRequest, SwitchingRule]]
+        self, partners: Partners, requests: Sequence[tuple[TextGenerationRequest, SwitchingRule]]
     ) -> list[SwitchedText]:
         """Each text under its rule, in order.
 
@@ -253,7 +253,7 @@ class PrefixTrees:
         )
 
     def generate_speculative(
-        self, partners: Partners, requests: Sequence[TextRequest], k: int, gate_bits: float | None
+        self, partners: Partners, requests: Sequence[TextGenerationRequest], k: int, gate_bits: float | None
     ) -> list[SpeculatedText]:
         """Each text by greedy speculation with ``k`` drafts a round, in order: tokens and shares, no work.
 
@@ -265,7 +265,9 @@ class PrefixTrees:
             partners, [(text, _speculation_path(text, k, gate_bits, self._root(text))) for text in requests]
         )
 
-    def greedy_choice_mask(self, partners: Partners, text: TextRequest, walk: SwitchedText, model: int) -> Bools:
+    def greedy_choice_mask(
+        self, partners: Partners, text: TextGenerationRequest, walk: SwitchedText, model: int
+    ) -> Bools:
         """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
         node, nodes = self._root(text), []
         for token in walk.tokens.tolist():
@@ -279,7 +281,7 @@ class PrefixTrees:
 
     def score_continuations(
         self, partners: Partners, requests: Sequence[tuple[Ints, Ints]], rule: SwitchingRule
-    ) -> list[SwitchedScores]:
+    ) -> list[SwitchedTokenScores]:
         """Scores of each (prompt, continuation), teacher-forced under ``rule``, by the models in charge.
 
         H_t is the entropy of the model in charge of token t, as in decoding; the text is given, so the rule decides
@@ -298,7 +300,7 @@ class PrefixTrees:
             models = np.array(_models_in_charge(rule, [option.entropy_bits for option in both]), dtype=np.int64)
             at = np.arange(len(models))
             columns = ([getattr(option, name) for option in both] for name in ("log_p", "greedy", "entropy_bits"))
-            scores.append(SwitchedScores(models, *(np.array(each)[models, at] for each in columns)))
+            scores.append(SwitchedTokenScores(models, *(np.array(each)[models, at] for each in columns)))
         return scores
 
     # ------------------------------------------------------------ private
@@ -321,16 +323,16 @@ class PrefixTrees:
             finally:
                 session.close()
 
-    def _root(self, text: TextRequest) -> PrefixNode:
+    def _root(self, text: TextGenerationRequest) -> PrefixNode:
         return self._roots.setdefault(tuple(text.prompt.tolist()), PrefixNode())
 
     def _run_paths(
-        self, partners: Partners, paths: Sequence[tuple[TextRequest, Generator[PrefixQuery, None, W]]]
+        self, partners: Partners, paths: Sequence[tuple[TextGenerationRequest, Generator[PrefixQuery, None, W]]]
     ) -> list[W]:
         """Results of ``paths``, in rounds: all paths that wait for a model's next token get it together."""
         results: dict[int, W] = {}
         while True:
-            waiting: dict[tuple[int, int], tuple[TextRequest, PrefixNode, list[int]]] = {}
+            waiting: dict[tuple[int, int], tuple[TextGenerationRequest, PrefixNode, list[int]]] = {}
             for number, (text, path) in enumerate(paths):
                 if number in results:
                     continue
@@ -345,7 +347,7 @@ class PrefixTrees:
                 self._answer(partners, model, [query for (_, of), query in waiting.items() if of == model])
 
     def _answer(
-        self, partners: Partners, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
+        self, partners: Partners, model: int, waiting: Sequence[tuple[TextGenerationRequest, PrefixNode, list[int]]]
     ) -> None:
         """Let ``model`` continue each waiting prefix; batches have similar lengths, to limit padding."""
         order = sorted(waiting, key=lambda query: len(query[0].prompt) + len(query[2]))
@@ -353,7 +355,7 @@ class PrefixTrees:
             self._write(partners[model], model, order[at : at + self._rows])
 
     def _write(
-        self, partner: Partner, model: int, waiting: Sequence[tuple[TextRequest, PrefixNode, list[int]]]
+        self, partner: Partner, model: int, waiting: Sequence[tuple[TextGenerationRequest, PrefixNode, list[int]]]
     ) -> None:
         texts = [(text, node, list(tokens)) for text, node, tokens in waiting]
         prompts = [Prompt(np.concatenate([text.prompt, tokens]).astype(np.int64)) for text, _, tokens in texts]
@@ -383,7 +385,7 @@ class PrefixTrees:
             session.close()
 
     def _read(
-        self, partners: Partners, model: int, text: TextRequest, tokens: Ints, nodes: Sequence[PrefixNode]
+        self, partners: Partners, model: int, text: TextGenerationRequest, tokens: Ints, nodes: Sequence[PrefixNode]
     ) -> None:
         """Next tokens of ``model`` after each prefix of one text, which it reads in chunks."""
         session, step = partners[model].decoder.start([Prompt(text.prompt)])

@@ -27,10 +27,10 @@ from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Work
 from emad_ref.schedule.schedules import (
     SCHEDULES,
     DeferredStates,
-    DepthAdmission,
     SessionState,
-    get_schedule,
-    run_deferred_to_ceiling,
+    TokenDepthCap,
+    compute_deferred_states_at_ceiling,
+    get_point_schedule,
 )
 
 LARGEST_SEED = 2**43 - 1  # a torch generator's seed holds the largest times 1,000,003 plus a row
@@ -117,7 +117,7 @@ class ReferenceSession:
     def deepen(self, length: Ints) -> Step:
         self._require_open()
         length, ceiling = self._checked_shallow(length), self._point.ceiling
-        states = run_deferred_to_ceiling(self._store, ceiling, length, self.length)
+        states = compute_deferred_states_at_ceiling(self._store, ceiling, length, self.length)
         logits = self._forward.probe.emit_logits(states, ceiling, self._store.work)
         require_finite(logits.amax(dim=-1), "at the ceiling")
         rows, n = logits.shape[:2]
@@ -229,7 +229,7 @@ class ReferenceSession:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
 
-    def _admissions(self, length: Ints | None = None) -> list[DepthAdmission]:
+    def _admissions(self, length: Ints | None = None) -> list[TokenDepthCap]:
         """Admission of the schedule for the next token of each row, after ``length`` [rows] tokens (all by default)."""
         lengths = self.length if length is None else length
         return [
@@ -338,7 +338,7 @@ class ReferenceDecoder:
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._forward = AdaptiveForward(stepper, point)
         self.capabilities = Capabilities(
-            max_feed=64, schedules=frozenset(SCHEDULES), deepens=get_schedule(point).deepens
+            max_feed=64, schedules=frozenset(SCHEDULES), deepens=get_point_schedule(point).deepens
         )
 
     @torch.inference_mode()
@@ -446,7 +446,7 @@ class ReferenceDecoder:
             session.commit(session.length)
             output = session.process_tokens(picked[:, None], None)
         return Record(
-            tokens=log.to_tokens(),
+            tokens=log.to_token_table(),
             signal=log.to_signal_array(),
             emitted=[np.array(tokens, dtype=np.int64) for tokens in emitted],
             stop=reasons,

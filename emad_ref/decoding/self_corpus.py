@@ -24,7 +24,7 @@ SAMPLE_ROWS = 16
 DRY_BATCHES = 8  # after so many consecutive batches without a sample of two tokens: the model writes nothing
 
 
-def sample_documents(
+def iterate_sampled_documents(
     stepper: Stepper,
     opening: int | None,
     tokens: int,

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.partner import LoggedSession, Partner, require_prompts
+from emad_ref.decoding.partner import Partner, TokenLoggingSession, require_prompts
 from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession
 from emad_ref.decoding.speculation import (
     EndOfText,
@@ -56,7 +56,7 @@ from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
-from emad_ref.probes.draft_reader import DraftReader
+from emad_ref.probes.draft_reader import EarlyExitDraftReader
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopReason
@@ -339,7 +339,7 @@ def run_self_speculation(
 ) -> SpeculationResult:
     """``draft`` with checked arguments."""
     log, opening = TokenLog(), DRAFT if drafting.uses_gate else DECODE
-    with closing(LoggedSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as session:
+    with closing(TokenLoggingSession(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as session:
         drafting.require_fits_model(model.point.ceiling, session.logits.shape[-1])
         # under a gate's point the last position of a prompt stopped too
         logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.uses_gate else session.logits
@@ -355,16 +355,19 @@ def run_self_speculation(
 
 
 def _draft_round(
-    rows: Sequence[SpeculativeSequence], session: LoggedSession, drafting: Drafting, lookups: Sequence[PromptLookup]
+    rows: Sequence[SpeculativeSequence],
+    session: TokenLoggingSession,
+    drafting: Drafting,
+    lookups: Sequence[PromptLookup],
 ) -> None:
     """Draft, verify, roll back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
     before, vocabulary = session.length, session.logits.shape[-1]
     copies = [
-        lookups[row.number].find_continuation(row.tokens, min(drafting.copied, row.remaining_draft_count))
+        lookups[row.number].find_continuation(row.tokens, min(drafting.copied, row.draft_limit_by_max_new))
         for row in rows
     ]
     going = [
-        not copied and min(drafting.longest, row.remaining_draft_count) > 0
+        not copied and min(drafting.longest, row.draft_limit_by_max_new) > 0
         for row, copied in zip(rows, copies, strict=True)
     ]
     if any(going):
@@ -383,7 +386,7 @@ def _draft_round(
 
 def _draft_tokens(
     rows: Sequence[SpeculativeSequence],
-    session: LoggedSession,
+    session: TokenLoggingSession,
     drafting: Drafting,
     copies: Sequence[list[int]],
     going: list[bool],
@@ -412,7 +415,7 @@ def _draft_tokens(
                 row.draft_copied_token(copied[at], vocabulary)
         at += 1
         going = [
-            on and at < min(drafting.longest, row.remaining_draft_count) for on, row in zip(going, rows, strict=True)
+            on and at < min(drafting.longest, row.draft_limit_by_max_new) for on, row in zip(going, rows, strict=True)
         ]
 
 
@@ -533,7 +536,9 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
         drafting.require_fits_model(stepper.layers, stepper.vocabulary_size)
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
         self.drafting, self._choice = drafting, None if always else RoundKindChooser()
-        self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.active_gate, drafting.vocabulary)
+        self._reader = EarlyExitDraftReader(
+            stepper, drafting.layer, drafting.lens, drafting.active_gate, drafting.vocabulary
+        )
 
     def _decode(
         self,
@@ -556,7 +561,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             alive = _drop_finished_sequences(alive, session)
         log = self._log(prompts, rounds)
         return Record(
-            tokens=log.to_tokens(),
+            tokens=log.to_token_table(),
             signal=log.to_signal_array(),
             emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
@@ -580,7 +585,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             verified = signal.copy()
             signal[: len(gates)] = np.array(gates)[:, None]
             log.extend(sequence, 0, np.array(tokens), np.full(n, self.drafting.layer), cap, [DRAFT] * n, signal)
-            log.replace_from(sequence, 0, start, cap, cap, VERIFY, verified)
+            log.relog_deepened_tokens(sequence, 0, start, cap, cap, VERIFY, verified)
             log.truncate(sequence, 0, start + n_kept)
         return log
 
@@ -670,7 +675,7 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             states.append(self._run_shallow(session, token, position))
             hidden = states[-1][:, -1]
             if self.drafting.uses_gate and any(going):
-                gates.append(self._reader.predict_divergence(hidden, work).tolist())
+                gates.append(self._reader.predict_sqrt_kl(hidden, work).tolist())
                 if not all(map(math.isfinite, gates[-1])):
                     require_finite(torch.tensor(gates[-1]), f"after layer {layer}")
                 going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]

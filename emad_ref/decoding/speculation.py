@@ -25,12 +25,12 @@ from typing import NamedTuple
 import numpy as np
 
 from emad_ref.decoding.partner import (
-    LoggedSession,
     Partner,
+    TokenLoggingSession,
     entropy_bits,
+    make_work_by_model_index,
     require_equal_logit_widths,
     require_prompts,
-    work_by_model,
 )
 from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
@@ -42,7 +42,7 @@ ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))
 
 
 @dataclass(frozen=True)
-class DraftedTokens:
+class DraftedTokenVerdicts:
     """One row per drafted token, every column [drafts]: its position in the sequence, and its verdict.
 
     ``entropy_bits``: of the draft's logits, before temperature. ``verdict``: index into ``VERDICTS``; ``unreached``
@@ -67,11 +67,11 @@ class SpeculationResult:
     """
 
     record: Record
-    drafts: DraftedTokens
+    drafts: DraftedTokenVerdicts
     rounds: Ints
     opening_work: dict[int, Work] | None
 
-    def count_drafted(self, verdict: int | None = None) -> Ints:
+    def count_drafts_by_sequence(self, verdict: int | None = None) -> Ints:
         """int64 [sequences] drafted tokens, of one verdict or all."""
         chosen = slice(None) if verdict is None else self.drafts.verdict == verdict
         return np.bincount(self.drafts.sequence[chosen], minlength=len(self.rounds))
@@ -183,14 +183,14 @@ class SpeculativeSequence:
         self.verdicts: list[tuple[_DraftedToken, int]] = []  # of all rounds
 
     @property
-    def remaining_draft_count(self) -> int:
+    def draft_limit_by_max_new(self) -> int:
         """Tokens that the sequence may still emit besides the verifier's own."""
         return self.options.max_new - (len(self.tokens) - self.prompt) - 1
 
     @property
     def useful_draft_count(self) -> int:
         """Useful drafts for this row: the verifier adds one more token."""
-        return min(self.options.k, self.remaining_draft_count)
+        return min(self.options.k, self.draft_limit_by_max_new)
 
     def append_token(self, token: int) -> None:
         self.tokens.append(token)
@@ -250,7 +250,7 @@ def run_rounds(
     prompts: Sequence[Prompt],
     logits: Floats,
     options: SpeculationOptions,
-    sessions: Sequence[LoggedSession],
+    sessions: Sequence[TokenLoggingSession],
     run_round: Callable[[Sequence[SpeculativeSequence]], None],
 ) -> list[SpeculativeSequence]:
     """Run rounds over the rows of ``sessions`` until all have finished; a row per prompt.
@@ -268,7 +268,9 @@ def run_rounds(
     return rows
 
 
-def _drop_finished(rows: Sequence[SpeculativeSequence], sessions: Sequence[LoggedSession]) -> list[SpeculativeSequence]:
+def _drop_finished(
+    rows: Sequence[SpeculativeSequence], sessions: Sequence[TokenLoggingSession]
+) -> list[SpeculativeSequence]:
     """The unfinished rows; finished ones are dropped from every session."""
     finished = [i for i, row in enumerate(rows) if row.reason is not None]
     if finished and len(finished) < len(rows):
@@ -293,13 +295,13 @@ def build_speculation_result(
     sequence, position, token, entropies, verdict = zip(*drafts, strict=True) if drafts else ((),) * 5
     return SpeculationResult(
         record=Record(
-            tokens=log.to_tokens(),
+            tokens=log.to_token_table(),
             signal=log.to_signal_array(),
             emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
             stop=[row.reason or "length" for row in rows],
             work=work,
         ),
-        drafts=DraftedTokens(
+        drafts=DraftedTokenVerdicts(
             sequence=np.array(sequence, dtype=np.int64),
             position=np.array(position, dtype=np.int64),
             token=np.array(token, dtype=np.int64),
@@ -375,18 +377,23 @@ def speculate(
     require_prompts(prompts)
     log, numbers = TokenLog(), range(len(prompts))
     with (
-        closing(LoggedSession(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,
-        closing(LoggedSession(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
+        closing(TokenLoggingSession(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,
+        closing(TokenLoggingSession(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
     ):
         require_equal_logit_widths(small.logits, large.logits)
         rows = run_rounds(
             prompts, large.logits, options, (small, large), lambda alive: _speculation_round(alive, small, large)
         )
-        work, opening = work_by_model(small.work, large.work), work_by_model(small.opening_work, large.opening_work)
+        work, opening = (
+            make_work_by_model_index(small.work, large.work),
+            make_work_by_model_index(small.opening_work, large.opening_work),
+        )
     return build_speculation_result(rows, log, work, opening)
 
 
-def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession, large: LoggedSession) -> None:
+def _speculation_round(
+    rows: Sequence[SpeculativeSequence], small: TokenLoggingSession, large: TokenLoggingSession
+) -> None:
     """Draft, verify, roll back: afterwards the verifier holds all tokens of each row but the last."""
     width = max(row.useful_draft_count for row in rows)
     if width > 0:
@@ -399,7 +406,7 @@ def _speculation_round(rows: Sequence[SpeculativeSequence], small: LoggedSession
     small.rollback(np.minimum(small.length, lengths))
 
 
-def _propose_drafts(rows: Sequence[SpeculativeSequence], small: LoggedSession, width: int) -> None:
+def _propose_drafts(rows: Sequence[SpeculativeSequence], small: TokenLoggingSession, width: int) -> None:
     """Let the draft read its unseen tokens, then propose up to ``useful_draft_count`` tokens per row.
 
     If all drafts of a row were accepted, it has not seen the last of them. A feed takes equally many tokens of every

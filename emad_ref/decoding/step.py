@@ -25,16 +25,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.exit_rules import assign_bins, exit_layers_between_probes, is_exit_rule_met
+from emad_ref.exit_rules import assign_bins, extrapolate_exits_between_probes, is_exit_rule_met
 from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.schedules import Flow, FlowInputs, SessionState, get_schedule, select_rows
+from emad_ref.schedule.schedules import Flow, FlowInputs, SessionState, get_point_schedule, select_rows
 from emad_ref.signals import PREVIOUS_PROBE, SIGNALS
 
 
@@ -72,7 +72,7 @@ class StepOutput:
 
     def to_numpy_step(self) -> Step:
         """The protocol's form, in NumPy."""
-        return Step(to_numpy(self.logits), self.depth, self.signal)
+        return Step(to_numpy_float64(self.logits), self.depth, self.signal)
 
 
 def concatenate_steps(steps: Sequence[StepOutput]) -> StepOutput:
@@ -101,7 +101,7 @@ class AdaptiveForward:
     """Adaptive forward passes of one model at one operating point."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
-        self.stepper, self.point, self.schedule = stepper, point, get_schedule(point)
+        self.stepper, self.point, self.schedule = stepper, point, get_point_schedule(point)
         self.probe, self.translators = make_probe(stepper, point), get_point_translators(stepper, point)
         self.column = {layer: number for number, layer in enumerate(point.probes)}
 
@@ -147,7 +147,7 @@ class AdaptiveForward:
             column = self.column.get(layer) if running.any_asked else None
             if column is not None:
                 reading = self.probe.read(hidden[:, -1], column, work)
-                values = to_numpy(reading.signal)
+                values = to_numpy_float64(reading.signal)
                 signal[running.rows, -1, column] = values
                 if column == 0:
                     bins = self._bins(step.context, running.rows, reading.logits)
@@ -207,7 +207,7 @@ class AdaptiveForward:
             if column is not None:
                 reading = self.probe.read(hidden[torch.from_numpy(inside).to(hidden.device)], column, work)
                 values = np.full(inside.shape, np.nan)
-                values[inside] = to_numpy(reading.signal)
+                values[inside] = to_numpy_float64(reading.signal)
                 signal[running[:, None], place, column] = values
                 fired = is_exit_rule_met(self.point, column, values.astype(np.float32)) & inside
                 keep = np.where(fired.any(axis=1), fired.argmax(axis=1), keep)
@@ -280,7 +280,7 @@ class AdaptiveForward:
         bins: NDArray[np.intp] | None,
     ) -> None:
         """Lower the caps of rows whose line through the last two readings crosses τ before the next probe."""
-        planned = exit_layers_between_probes(
+        planned = extrapolate_exits_between_probes(
             self.point, column, before.astype(np.float32), here.astype(np.float32), bins
         )
         chosen = running.by_rule & (planned > 0)

@@ -26,7 +26,7 @@ from emad_ref.errors import require_instance
 from emad_ref.models.loading import LoadedModel, get_required_tokenizer, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.text.documents import clean_text
+from emad_ref.text.documents import normalize_newlines_and_bom
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def stream(
     """
     point = full_depth(model.geometry.layers) if point is None else point
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
-    prompt = encode_prompt(model, text)
+    prompt = make_prompt_from_text(model, text)
     steps = stream_tokens_and_depths(decoder, prompt, tokens, model.end_token_ids)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
@@ -97,7 +97,7 @@ def stream_self_speculation(
     """
     point = drafting_point(model.geometry.layers, drafting)
     partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
-    prompt = encode_prompt(model, text)
+    prompt = make_prompt_from_text(model, text)
     result = draft(partner, drafting, [prompt], tokens, stop=model.end_token_ids, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
@@ -170,7 +170,7 @@ def stream_pair(
     first, second = (
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
-    prompt = encode_prompt(large, text)
+    prompt = make_prompt_from_text(large, text)
     steps = stream_tokens_and_models(
         first, second, rule, prompt, tokens, stop=large.end_token_ids, temperature=temperature, seed=seed
     )
@@ -178,14 +178,14 @@ def stream_pair(
     yield from _detokenized(models[LARGE], prompt.tokens, by)
 
 
-def encode_prompt(model: LoadedModel, text: str) -> Prompt:
+def make_prompt_from_text(model: LoadedModel, text: str) -> Prompt:
     """``text`` behind the model's opening token, or as the source of an encoder-decoder.
 
     Raises:
         BadArgument: a model without a tokenizer, a prompt with NUL or bytes that are not UTF-8.
     """
     require_instance("prompt", text, str, "pass a text, not tokens")
-    tokenizer, text = get_required_tokenizer(model), clean_text(text, "prompt")
+    tokenizer, text = get_required_tokenizer(model), normalize_newlines_and_bom(text, "prompt")
     opening = [] if model.opening_token_id is None else [model.opening_token_id]
     if model.model.config.is_encoder_decoder:
         return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))

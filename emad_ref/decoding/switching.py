@@ -31,12 +31,12 @@ import numpy as np
 import torch
 
 from emad_ref.decoding.partner import (
-    LoggedSession,
     Partner,
+    TokenLoggingSession,
     entropy_bits,
+    make_work_by_model_index,
     require_equal_logit_widths,
     require_prompts,
-    work_by_model,
 )
 from emad_ref.decoding.reference import Sampler
 from emad_ref.decoding.token_log import TokenLog
@@ -137,7 +137,7 @@ class SwitchingResult:
         return float(np.concatenate(self.model).mean())
 
     @property
-    def catch_up_tokens(self) -> Ints:
+    def catch_up_tokens_by_model(self) -> Ints:
         """int64 [2] tokens that the small and the large model processed only to take over, the prompt's included."""
         tokens = self.record.tokens
         return np.bincount(tokens.model[tokens.phase == CATCH_UP], minlength=len(MODELS))
@@ -201,7 +201,7 @@ def switch(
         deque(row.decode(sampler, max_new, stop), maxlen=0)
     return SwitchingResult(
         record=Record(
-            tokens=log.to_tokens(),
+            tokens=log.to_token_table(),
             signal=log.to_signal_array(),
             emitted=[np.array(row.history[len(row.prompt.tokens) :], dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
@@ -248,7 +248,7 @@ class _SwitchedSequence:
     entropy_bits: list[float] = field(default_factory=list)
     rolling_bits: list[float] = field(default_factory=list)
     reason: StopReason = "length"
-    sessions: dict[int, LoggedSession] = field(default_factory=dict)
+    sessions: dict[int, TokenLoggingSession] = field(default_factory=dict)
     work: dict[int, Work | None] = field(default_factory=dict)
     opening_work: dict[int, Work | None] = field(default_factory=dict)
 
@@ -295,8 +295,8 @@ class _SwitchedSequence:
         session.session.commit(session.length)  # EAD never rolls back
         return logits
 
-    def _open(self, stack: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> LoggedSession:
-        session = LoggedSession(self.partners[model], model, self.log, [self.number], [prompt], head, last)
+    def _open(self, stack: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> TokenLoggingSession:
+        session = TokenLoggingSession(self.partners[model], model, self.log, [self.number], [prompt], head, last)
         stack.callback(session.close)
         self.sessions[model] = session
         return session
@@ -322,4 +322,4 @@ def _total_work(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Wor
             if work is None:
                 return None
             totals[model] += work
-    return work_by_model(*totals)
+    return make_work_by_model_index(*totals)

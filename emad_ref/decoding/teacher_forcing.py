@@ -17,18 +17,24 @@ import torch
 from torch import Tensor
 
 from emad_ref.benchmark.machine import all_threads_for_batches
-from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, make_pass_kv_cache, target_tokens
-from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, decided_positions, iterate_batches, pad_right
+from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, make_source_cache_or_none, target_tokens
+from emad_ref.calibration.windows import (
+    TOKENS_PER_BATCH,
+    TokenSequence,
+    decided_positions,
+    iterate_batches,
+    padded_tokens_and_lengths,
+)
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import require_finite, to_numpy
+from emad_ref.probes.signal_values import require_finite, to_numpy_float64
 from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.schedules import get_schedule
+from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import log_probabilities
 
 
@@ -68,7 +74,7 @@ def _nll_nats(step: Step, target: int) -> float:
     return float(np.log(np.exp(z).sum()) - z[target])
 
 
-def teacher_forced_nll_sums(decoder: Decoder, sequences: Sequence[TokenSequence]) -> tuple[Floats, Ints]:
+def sequence_nll_sums_and_counts(decoder: Decoder, sequences: Sequence[TokenSequence]) -> tuple[Floats, Ints]:
     """(NLL sums [sequences], decided tokens [sequences])."""
     forced = [teacher_force(decoder, sequence) for sequence in sequences]
     return np.array([each.nll_nats.sum() for each in forced]), np.array([len(each.depth) for each in forced])
@@ -140,7 +146,7 @@ def is_fed_layerwise(point: OperatingPoint) -> bool:
     token.
     """
     by_probe = point.bins.bin_count == 1 and not point.interpolate and point.confidence is None
-    return get_schedule(point).settle is None and by_probe
+    return get_point_schedule(point).settle is None and by_probe
 
 
 class _DecidedColumns:
@@ -153,7 +159,7 @@ class _DecidedColumns:
     def predict(self, where: Any, logits: Tensor, target: Tensor) -> None:
         """Write the losses of the positions ``where``; ``logits`` [n, V], ``target`` int64 [n]."""
         log_p = log_probabilities(logits)
-        self.nll_nats[where] = -to_numpy(log_p.gather(-1, target[:, None])[:, 0])
+        self.nll_nats[where] = -to_numpy_float64(log_p.gather(-1, target[:, None])[:, 0])
         self.wrong[where] = (log_p.argmax(dim=-1) != target).cpu().numpy()
 
     def text(self, where: Any, work: Work | None) -> TeacherForcedText:
@@ -178,10 +184,10 @@ def _force_layerwise(
         return torch.from_numpy(numbers).to(stepper.device)
 
     run = [replace(text, tokens=text.tokens[:-1]) for text in batch]  # the last token is only predicted
-    tokens, lengths = pad_right(run)
+    tokens, lengths = padded_tokens_and_lengths(run)
     require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary_size)
     require_within_max_positions(tokens.shape[1], stepper)
-    cache = make_pass_kv_cache(stepper, [text.source for text in run], tokens.shape[1])
+    cache = make_source_cache_or_none(stepper, [text.source for text in run], tokens.shape[1])
     context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
     hidden = stepper.embed(index(tokens), context)
     counts = np.array([text.n_decided for text in batch])
@@ -199,7 +205,7 @@ def _force_layerwise(
         if layer in point.probes and len(running):
             number = point.probes.index(layer)
             reading = probe.read(states[index(running)], number, work)
-            shown, values = reading.logits, to_numpy(reading.signal)
+            shown, values = reading.logits, to_numpy_float64(reading.signal)
             columns.signal[running, number] = values
             stops |= is_exit_rule_met(point, number, values.astype(np.float32), None, decided[running])
         stopped, among = running[stops], np.flatnonzero(stops)
@@ -216,7 +222,9 @@ def _force_layerwise(
             here = index(left)
             below = exits[here]
             if translators is not None:
-                below = translators.estimate_states_below(below[:, None], columns.depth[left], layer + 1, work)[:, 0]
+                below = translators.estimate_layer_input_states(below[:, None], columns.depth[left], layer + 1, work)[
+                    :, 0
+                ]
             hidden[rows[here], positions[here]] = below
     fed(len(row))
     return [columns.text(slice(end - n, end), None) for n, end in zip(counts, np.cumsum(counts), strict=True)]
@@ -248,7 +256,9 @@ def iterate_teacher_forced_steps(decoder: WalkedDecoder, batch: Sequence[TokenSe
         NotFinite: logits hold NaN or +inf.
     """
     prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source) for text in batch]
-    following, lengths = pad_right([TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch])
+    following, lengths = padded_tokens_and_lengths(
+        [TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch]
+    )
     targets = torch.from_numpy(following).to(decoder.stepper.device)
     room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)
     session, output = decoder.start_with_room(prompts, room)

@@ -33,7 +33,7 @@ class TokenLog:
         for columns in zip(tokens.tolist(), depth.tolist(), cap.tolist(), phase, signal, strict=True):
             self.append(sequence, model, *columns)
 
-    def replace_from(
+    def relog_deepened_tokens(
         self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats
     ) -> None:
         """Log the tokens from position ``length`` on again at a larger depth; mark their earlier rows as not kept."""
@@ -48,7 +48,7 @@ class TokenLog:
             self._kept[entry] = False
         del entries[length:]
 
-    def to_tokens(self) -> TokenTable:
+    def to_token_table(self) -> TokenTable:
         sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
         return TokenTable(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
 

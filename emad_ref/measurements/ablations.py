@@ -26,9 +26,9 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.pareto import (
     LEAST_PROFILES,
-    ProfileFlatness,
-    compute_flatness_trend,
-    measure_profile_flatness,
+    EntropySlopeAndMarginGain,
+    correlate_entropy_slope_with_gain,
+    measure_entropy_slope_and_gain,
 )
 from emad_ref.measurements.traces import READ
 from emad_ref.models.bundled import bundled_model_names
@@ -37,14 +37,18 @@ from emad_ref.point import FEATURES, EntropyEstimator, OperatingPoint, ScheduleN
 from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
-from emad_ref.replay import replay, replay_decode_work, replay_depths
+from emad_ref.replay import compute_replayed_decode_work, replay, replay_depths
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.statistics.legs import interval_if_finite
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.speedup import estimate_total_speedup
 from emad_ref.statistics.units import ByPair
-from emad_ref.sweep.diagnostics import compare_estimators, final_layer_agreement_rate, tokens_until_depth_collapse
-from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSavingFunction, margin_points, positional_points
+from emad_ref.sweep.diagnostics import (
+    compare_estimators,
+    final_layer_agreement_rate,
+    median_tokens_until_depth_collapse,
+)
+from emad_ref.sweep.grids import CHUNK_LENGTHS, NetSavingFunction, margin_points, positional_depth_points
 from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, point_losses
 
 TRIED_MARGINS = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget
@@ -53,7 +57,7 @@ BEFORE = "tokens before first probe"
 TableRow = dict[str, Any]
 
 
-def require_judgeable_quality(evidence: ModelMeasurements) -> None:
+def require_available_quality_and_replay(evidence: ModelMeasurements) -> None:
     """Raise Unsupported if quality cannot be judged, or replay does not hold for the decoder under test."""
     if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
         raise Unsupported(reason)
@@ -75,7 +79,7 @@ def make_shared_margin_grid(evidence: ModelMeasurements) -> list[float]:
     return make_margin_grid(evidence.traces.profile, evidence.study.budget.name)
 
 
-def points_at_margins(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
+def points_at_margins_with_exits(profile: Profile, margins: Iterable[float]) -> list[OperatingPoint]:
     """The profile's point at each margin under which a token can exit."""
     highest = max(max(row) for row in profile.bin_targets_nats or (profile.targets_nats,))
     return [profile.point(margin) for margin in margins if margin <= highest]
@@ -104,7 +108,7 @@ class AblationRows:
         return self.make_point_rows([self._traces.subject.full_depth_point], first)[0]
 
     def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
-        sums = self._points.nll_by_document(loss)
+        sums = self._points.nll_pair_by_document(loss)
         rise = estimate_perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
         return quality_columns(loss, trace) | {"rise interval %": interval_if_finite(rise)}
 
@@ -115,7 +119,7 @@ def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
     Points whose depth falls to the first probe equally early have equal rows. Column ``BEFORE`` is the median number of
     tokens before that; None without probes or if most sequences never reach it.
     """
-    before = tokens_until_depth_collapse(trace, loss.point) if loss.point.probes else math.inf
+    before = median_tokens_until_depth_collapse(trace, loss.point) if loss.point.probes else math.inf
     return {
         "point": loss.point.name,
         "mean depth": loss.mean_depth,
@@ -158,7 +162,7 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
 
     Raises Unsupported without a second corpus.
     """
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     if evidence.on_shifted_corpus is None:
         raise Unsupported(f"no second corpus beside {evidence.corpus}")
     at_hand, table_rows = (evidence, evidence.on_shifted_corpus), []
@@ -168,7 +172,7 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
         table_rows.append(rows.make_full_depth_row({"text": judged.corpus, "profile": "none"}))
         for corpus, profile in profiles.items():
             table_rows += rows.make_point_rows(
-                points_at_margins(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus}
+                points_at_margins_with_exits(profile, MARGINS_NATS), {"text": judged.corpus, "profile": corpus}
             )
     return Attachments((AttachedTable("ablation, calibration corpus", table_rows),))
 
@@ -178,28 +182,30 @@ CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FE
 
 def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     rows = AblationRows(evidence, rng)
     table, notes = [rows.make_full_depth_row({"features": "–", "bins": 0, "fallen back": 0})], []
     for features in CONDITIONINGS:
         profile = evidence.traces.calibrate_profile(features=features)
-        assert_tokens_per_bin(profile, len(evidence.traces.calibration))
+        assert_bin_counts_and_fallbacks(profile, len(evidence.traces.calibration))
         table += rows.make_point_rows(
-            points_at_margins(profile, make_shared_margin_grid(evidence)), conditioning_columns(profile)
+            points_at_margins_with_exits(profile, make_shared_margin_grid(evidence)), conditioning_columns(profile)
         )
         if note := fallback_note(profile):
             notes.append(f"{evidence.name}: {note}")
     return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", table),), tuple(notes))
 
 
-def assert_tokens_per_bin(profile: Profile, tokens: int) -> None:
+def assert_bin_counts_and_fallbacks(profile: Profile, tokens: int) -> None:
     """Check that every calibration token is in a bin, and that a bin has its own thresholds only with enough tokens."""
     statistics, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
     assert statistics is not None
     assert statistics.tokens.sum() == tokens, "a calibration token is in no bin"
     few = statistics.tokens < profile.minimum_tokens
     assert not profile.bins.features or (fallen == few).all(), "a bin seen too rarely keeps its own, or another fell"
-    assert all(len(point.thresholds) == profile.bins.bin_count for point in points_at_margins(profile, [0.0]))
+    assert all(
+        len(point.thresholds) == profile.bins.bin_count for point in points_at_margins_with_exits(profile, [0.0])
+    )
 
 
 def conditioning_columns(profile: Profile) -> TableRow:
@@ -224,7 +230,7 @@ TIMED_ESTIMATORS = ("full", "topk-64", "lowrank-32 top-64", "linear")
 
 def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": every entropy estimator at every margin, the full softmax first."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     paper = [
         *(EntropyEstimator("topk", k=k) for k in KS),
         *(EntropyEstimator("lowrank", k=LOW_RANK_K, rank=r) for r in RANKS),
@@ -244,7 +250,7 @@ def ablate_estimator(evidence: ModelMeasurements, rng: np.random.Generator) -> A
     times = measure_speed_columns(evidence, timed)
     rows, table = AblationRows(evidence, rng), []
     for (name, margin), point in by_name.items():
-        cost = {"probe FLOPs per token": estimated.compute_probe_flops(point)}
+        cost = {"probe FLOPs per token": estimated.compute_probe_flops_per_token(point)}
         first = {"estimator": name} | agreement_columns(fits.get(name), margin) | cost
         (row,) = rows.make_point_rows([point], first, estimated.trace)
         table.append(row | (times.get(name, NO_SPEED) if margin == 0 else NO_SPEED))
@@ -299,19 +305,19 @@ class FittedEstimators:
         self._estimates, self._profile = evidence.entropy_estimators, evidence.traces.profile
         self._subject = evidence.subject
         self.fitted = self._estimates.correct_estimators(uncorrected)
-        self.trace = self._estimates.take_estimator_trace("evaluate", evidence.study.budget.evaluate, self.fitted)
+        self.trace = self._estimates.take_trace_with_estimates("evaluate", evidence.study.budget.evaluate, self.fitted)
 
     @cached_property
     def _recalls(self) -> dict[tuple[str, int], float]:
         stepper = self._subject.stepper
         counted = RecallCounter(stepper, self.fitted, self._estimates.probes)
         take_trace(stepper, self._subject.cut_windows("evaluate", READ), observe=counted)
-        return counted.recall_by_probe
+        return counted.recall_by_estimator_and_probe
 
     def measure_agreement(self, estimator: EntropyEstimator, margins: Sequence[float]) -> WorstEstimatorAgreement:
         """Agreement of ``estimator``, one of ``fitted``, with the full softmax."""
         estimates = self._estimates
-        raw = estimates.undo_correction(self.trace, estimator)
+        raw = estimates.compute_uncorrected_estimates(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
         full = estimates.select_probe_columns(self.trace.entropy_nats)
         rows = compare_estimators(estimates.probes, full, {estimator: raw}, thresholds)
@@ -325,10 +331,10 @@ class FittedEstimators:
             changed={margin: max(shares) for margin, shares in zip(margins, changes, strict=True)},
         )
 
-    def compute_probe_flops(self, point: OperatingPoint) -> float:
+    def compute_probe_flops_per_token(self, point: OperatingPoint) -> float:
         """FLOPs of readouts per token beyond the one head that emits it."""
         replayed = replay(self.trace, point)
-        work = replay_decode_work(self.trace, replayed)
+        work = compute_replayed_decode_work(self.trace, replayed)
         geometry = self._subject.loaded.geometry
         readouts = sum(flops(work, geometry).readouts.values())
         return float(readouts / len(self.trace) - geometry.head_flops())
@@ -337,7 +343,7 @@ class FittedEstimators:
 class RecallCounter:
     """Observer that counts, during a trace, how many of the true K largest logits an estimator retrieves.
 
-    ``recall_by_probe``: (estimator, probe) → recall@K. Estimators without retrieval have none.
+    ``recall_by_estimator_and_probe``: (estimator, probe) → recall@K. Estimators without retrieval have none.
     """
 
     def __init__(self, stepper: Stepper, estimators: Iterable[EntropyEstimator], probes: Sequence[int]):
@@ -366,20 +372,20 @@ class RecallCounter:
             self._hits[key] = self._hits.get(key, 0.0) + float(recall_at_k(retrieved, true).sum())
 
     @property
-    def recall_by_probe(self) -> dict[tuple[str, int], float]:
+    def recall_by_estimator_and_probe(self) -> dict[tuple[str, int], float]:
         return {key: hits / self._tokens[key[1]] for key, hits in self._hits.items()}
 
 
 def tabulate_profile_flatness(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Limitations" (EMAD-E11): one row per available model and corpus, the steepest profile first."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     dots = [
-        measure_profile_flatness(each.traces, each.baseline_comparison, rng)
+        measure_entropy_slope_and_gain(each.traces, each.baseline_comparison, rng)
         for each in list_model_measurements(evidence)
     ]
     dots.sort(key=lambda dot: dot.slope.value)
     table = AttachedTable("ablation, flatness of the profile", [make_profile_flatness_row(dot) for dot in dots])
-    return Attachments((table,), (flatness_trend_note(evidence.name, dots),))
+    return Attachments((table,), (flatness_gain_correlation_note(evidence.name, dots),))
 
 
 def list_model_measurements(evidence: ModelMeasurements) -> list[ModelMeasurements]:
@@ -389,7 +395,7 @@ def list_model_measurements(evidence: ModelMeasurements) -> list[ModelMeasuremen
     return [each for model in models for each in (model, model.on_shifted_corpus) if each is not None]
 
 
-def make_profile_flatness_row(dot: ProfileFlatness) -> TableRow:
+def make_profile_flatness_row(dot: EntropySlopeAndMarginGain) -> TableRow:
     return {
         "model": dot.model,
         "corpus": dot.corpus,
@@ -400,11 +406,11 @@ def make_profile_flatness_row(dot: ProfileFlatness) -> TableRow:
     }
 
 
-def flatness_trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
+def flatness_gain_correlation_note(name: str, dots: Sequence[EntropySlopeAndMarginGain]) -> str:
     """The trend over ``dots``, or a note that they are too few."""
     if len(dots) < LEAST_PROFILES:
         return f"{name}: {len(dots)} profiles are no trend: EMAD-E11 needs {LEAST_PROFILES}"
-    rho, p = compute_flatness_trend(dots)
+    rho, p = correlate_entropy_slope_with_gain(dots)
     return (
         f"EMAD-E11 over {len(dots)} profiles: Spearman ρ of steepness and gain {rho:.2f}, exact p = {p:.3f}; "
         "the paper expects ρ > 0"
@@ -415,16 +421,16 @@ def flatness_trend_note(name: str, dots: Sequence[ProfileFlatness]) -> str:
 INTERPOLATED_STRIDES = (3, 4, 6)
 
 
-def ablate_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+def ablate_exit_interpolation(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": exits to layers between probes, on and off, for each stride; speed at m = 0."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     layers, rows = evidence.subject.stepper.layers, AblationRows(evidence, rng)
     table_rows: list[TableRow] = []
     notes: list[str] = []
     for stride in (s for s in INTERPOLATED_STRIDES if s < layers):
         profile = evidence.traces.calibrate_profile(probes_at_stride(layers, stride))
         table_rows += interpolation_rows(evidence, rows, profile, stride)
-        if not find_interpolated_layers(profile.probes):
+        if not find_interpolated_exit_layers(profile.probes):
             few = f"{evidence.name}: stride {stride} leaves {len(profile.probes)} probes on {layers} layers"
             notes.append(f"{few}: a line through two readings never meets a next threshold, interpolation is off")
     table = AttachedTable(f"ablation, interpolation between probes on {evidence.corpus}", table_rows)
@@ -435,9 +441,9 @@ def interpolation_rows(
     evidence: ModelMeasurements, rows: AblationRows, profile: Profile, stride: int
 ) -> list[TableRow]:
     """Rows of one profile at every margin, interpolation off and on."""
-    between, first = find_interpolated_layers(profile.probes), {"stride": stride}
+    between, first = find_interpolated_exit_layers(profile.probes), {"stride": stride}
     table: list[TableRow] = []
-    for off in points_at_margins(profile, make_shared_margin_grid(evidence)):
+    for off in points_at_margins_with_exits(profile, make_shared_margin_grid(evidence)):
         on = replace(off, name=f"{off.name} interpolated", interpolate=True)
         arms = {"off": off, "on": on}
         timed = between and off.margin_nats == 0
@@ -445,16 +451,18 @@ def interpolation_rows(
         for name, point in arms.items():
             (row,) = rows.make_point_rows([point], first | {"interpolation": name, "layers between": len(between)})
             table.append(row | times[name])
-        require_valid_interpolation(evidence.traces.get_trace_covering("evaluate", [off, on]), off, on, between)
+        require_interpolation_adds_no_depth(evidence.traces.get_trace_covering("evaluate", [off, on]), off, on, between)
     return table
 
 
-def find_interpolated_layers(probes: Sequence[int]) -> list[int]:
+def find_interpolated_exit_layers(probes: Sequence[int]) -> list[int]:
     """Layers strictly between the second probe and the last: outside them a line or a next threshold is missing."""
     return sorted(set(range(probes[1], probes[-1])) - set(probes)) if len(probes) > 2 else []
 
 
-def require_valid_interpolation(trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]) -> None:
+def require_interpolation_adds_no_depth(
+    trace: Trace, off: OperatingPoint, on: OperatingPoint, between: Sequence[int]
+) -> None:
     """Check that interpolation never increases a token's depth, and adds exits only at these layers."""
     plain, interpolated = (replay_depths(trace, point) for point in (off, on))
     assert (interpolated <= plain).all()
@@ -467,7 +475,7 @@ MARGIN_COUNTS = {"smoke": 5, "standard": 9, "full": 33}  # number of margins fro
 
 def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": full depth, then margins from 0 up, with the accuracy of every replayed task."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     rows = AblationRows(evidence, rng)
     table = [
         rows.make_full_depth_row({"margin, nats": None}) | accuracy_columns(evidence, evidence.subject.full_depth_point)
@@ -482,7 +490,7 @@ def ablate_margin(evidence: ModelMeasurements, rng: np.random.Generator) -> Atta
 def accuracy_columns(evidence: ModelMeasurements, point: OperatingPoint) -> TableRow:
     """Share right of each replayed task, and the tasks that count at the point; empty without tasks."""
     scored = evidence.task_scores
-    tasks = {task: scored.measure_accuracy(task, point) for task in scored.replayed_task_names}
+    tasks = {task: scored.measure_accuracy_against_full_depth(task, point) for task in scored.replayed_task_names}
     counting = ", ".join(task for task, scores in tasks.items() if scores.is_counted) or "none"
     shares: TableRow = {f"{task} %": scores.accuracies[1] for task, scores in tasks.items()}
     return shares | (
@@ -500,10 +508,10 @@ DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which stat
 def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": the same rule under every schedule and margin; speed at m = 0.
 
-    State copying changes later states, so it is decoded, on ``DecodedOpenings``.
+    State copying changes later states, so it is decoded, on ``TeacherForcedOpenings``.
     """
-    require_judgeable_quality(evidence)
-    rules = points_at_margins(evidence.traces.profile, make_shared_margin_grid(evidence))
+    require_available_quality_and_replay(evidence)
+    rules = points_at_margins_with_exits(evidence.traces.profile, make_shared_margin_grid(evidence))
     by_margin = {rule.margin_nats: make_points_by_schedule(evidence, rule) for rule in rules}
     first, rule = by_margin[rules[0].margin_nats], rules[0]
     copying = replace(rule, name=f"{rule.name} copying", schedule="copying")
@@ -514,14 +522,17 @@ def ablate_schedule(evidence: ModelMeasurements, rng: np.random.Generator) -> At
         for name, point in named.items():
             speed = times[name] if margin == 0 and name in times else NO_SPEED
             table += [row | speed for row in rows.make_point_rows([point], {"schedule": name, "text": REPLAYED})]
-    openings = DecodedOpenings(evidence.subject)
-    table += [make_openings_row(name, openings.replay_row(first[name])) for name in ("monotone", "eager backfill")]
+    openings = TeacherForcedOpenings(evidence.subject)
+    table += [
+        label_openings_row_with_schedule(name, openings.replay_row(first[name]))
+        for name in ("monotone", "eager backfill")
+    ]
     try:
         copied = openings.decode_row(copying)
     except Unsupported as refusal:
         notes.append(f"{evidence.name}: {COPYING}: not applicable ({refusal})")
     else:
-        table.append(make_openings_row(COPYING, copied) | times[COPYING])
+        table.append(label_openings_row_with_schedule(COPYING, copied) | times[COPYING])
     return Attachments((AttachedTable(f"ablation, schedule on {evidence.corpus}", table),), tuple(notes))
 
 
@@ -534,7 +545,7 @@ def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -
         f"chunks of {period}": replace(rule, name=f"{rule.name}, chunks of {period}", schedule="chunked", period=period)
         for period in CHUNK_LENGTHS
     }
-    positional, geometry = positional_points(rule.layers), evidence.loaded.geometry
+    positional, geometry = positional_depth_points(rule.layers), evidence.loaded.geometry
     validation = evidence.traces.get_trace_covering("validate", positional)
     (mine,) = point_losses(validation, geometry, [rule])
     falls = point_losses(validation, geometry, positional)
@@ -542,11 +553,11 @@ def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -
     return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
 
 
-def make_openings_row(name: str, row: TableRow) -> TableRow:
+def label_openings_row_with_schedule(name: str, row: TableRow) -> TableRow:
     return {"schedule": name, "text": OPENED, **row, "rise interval %": None, **NO_SPEED}
 
 
-class DecodedOpenings:
+class TeacherForcedOpenings:
     """First tokens of evaluated documents, decoded token by token and replayed, against full depth on the same text."""
 
     def __init__(self, subject: ModelUnderTest):
@@ -574,7 +585,7 @@ class DecodedOpenings:
         saved: TableRow = dict.fromkeys(("gross reduction %", "net reduction %"))
         if len(works) == len(forced):
             mine = flops(sum(works, Work.none(geometry.layers)), geometry)
-            reference = flops(replay_decode_work(self.trace, full), geometry)
+            reference = flops(compute_replayed_decode_work(self.trace, full), geometry)
             saved["gross reduction %"] = 1 - mine.blocks_and_attention / reference.blocks_and_attention
             saved["net reduction %"] = 1 - mine.total / reference.total
         return {
@@ -592,14 +603,16 @@ PROBE_STRIDES = (2, 4, 6, 8)
 
 def ablate_stride(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": a profile for every probe stride, from the same calibration text."""
-    require_judgeable_quality(evidence)
+    require_available_quality_and_replay(evidence)
     rows, named = AblationRows(evidence, rng), make_probes_by_stride(evidence.subject.stepper.layers)
     table_rows = [rows.make_full_depth_row({"probes": "none", "layers": "–"})]
     for name, probes in named.items():
-        at = points_at_margins(evidence.traces.calibrate_profile(probes), make_shared_margin_grid(evidence))
+        at = points_at_margins_with_exits(evidence.traces.calibrate_profile(probes), make_shared_margin_grid(evidence))
         assert at, f"{name}: nothing can exit at margin 0"
         table_rows += rows.make_point_rows(at, {"probes": name, "layers": ", ".join(map(str, probes))})
-    note = last_layer_agreement_note(evidence.traces.evaluation.fully_read_trace, sorted(set().union(*named.values())))
+    note = probe_last_layer_agreement_note(
+        evidence.traces.evaluation.fully_read_trace, sorted(set().union(*named.values()))
+    )
     table = AttachedTable(f"ablation, probe stride on {evidence.corpus}", table_rows)
     return Attachments((table,), (f"{evidence.name}: {note}",))
 
@@ -614,7 +627,7 @@ def make_probes_by_stride(layers: int) -> dict[str, tuple[int, ...]]:
     return named | ({} if default in probes_by_name.values() else {"default": default})
 
 
-def last_layer_agreement_note(trace: Trace, probes: Sequence[int]) -> str:
+def probe_last_layer_agreement_note(trace: Trace, probes: Sequence[int]) -> str:
     """Note on the agreement of probed layers with the last; an early-exit loss may have trained only some of them."""
     rates = final_layer_agreement_rate(trace)
     text = ", ".join(f"{rates[layer - 1]:.0%} after layer {layer}" for layer in probes)

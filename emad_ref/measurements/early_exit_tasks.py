@@ -29,7 +29,7 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.datasets import PUBLISHED, PublishedPairs, has_task_file, load_seq2seq_pairs, task_file_names
-from emad_ref.tasks.metrics import score_samsum_summary, score_squad_answer
+from emad_ref.tasks.metrics import compute_samsum_metrics, compute_squad_metrics
 from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
 
 WORLD = "world:pairs"
@@ -250,7 +250,7 @@ def exact_match(name: str, text: str, answers: Sequence[str]) -> float | None:
     """1 if ``text`` equals an answer except for case, punctuation and articles, else 0; None for a summary."""
     if TASKS[name].kind == "summary":
         return None
-    return score_squad_answer({"answers": {"text": answers}}, [text])["exact"]
+    return compute_squad_metrics({"answers": {"text": answers}}, [text])["exact"]
 
 
 def _last_number(text: str) -> str:
@@ -263,9 +263,9 @@ def _chain_ends(text: str, answers: Sequence[str]) -> float:
 
 
 SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
-    "qa": lambda text, answers: score_squad_answer({"answers": {"text": answers}}, [text])["f1"],
+    "qa": lambda text, answers: compute_squad_metrics({"answers": {"text": answers}}, [text])["f1"],
     "summary": lambda text, answers: max(
-        score_samsum_summary({"summary": answer}, [text])["rougeL"] for answer in answers
+        compute_samsum_metrics({"summary": answer}, [text])["rougeL"] for answer in answers
     ),
     "count": _chain_ends,
 }

@@ -29,7 +29,7 @@ from emad_ref.signals import SIGNALS, log_probabilities
 from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.diagnostics import final_token_ranks
-from emad_ref.sweep.risk import textual_consistency_loss
+from emad_ref.sweep.risk import require_textual_consistency_losses
 
 # name → (signal, pruning), as ``exit_rules`` names them
 RULES: dict[str, tuple[str, str]] = {
@@ -238,7 +238,7 @@ def text_differences(task: str, full: EarlyExitAnswers, early: Sequence[EarlyExi
         ]
         for one in early
     ]
-    return textual_consistency_loss(np.array(dissimilar).T)
+    return require_textual_consistency_losses(np.array(dissimilar).T)
 
 
 # ------------------------------------------------------------ readings under teacher forcing
@@ -522,7 +522,7 @@ class EarlyExitMeasurements:
         return self.subject.name == PRETRAINED
 
     @cached_property
-    def tuning_twin(self) -> EarlyExitMeasurements | str:
+    def tuning_twin_or_reason(self) -> EarlyExitMeasurements | str:
         """The same model before or after tuning, or the reason for none."""
         name = TWINS.get(self.subject.name)
         if name is None:
@@ -549,14 +549,14 @@ def make_rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: i
     }
 
 
-def make_rule_table(exits: EarlyExitMeasurements) -> Attachments:
+def tabulate_rules_of_all_tasks(exits: EarlyExitMeasurements) -> Attachments:
     """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
     rows = [line for task in exits.task_names for line in _rule_rows(exits, task, exits.minimum_exit_layers)]
     notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved_reasons.items())
     return Attachments((AttachedTable(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
 
 
-def make_minimum_layer_tables(exits: EarlyExitMeasurements) -> Attachments:
+def tabulate_minimum_layers_by_task(exits: EarlyExitMeasurements) -> Attachments:
     """Early-exit LLMs, Figures 6 to 13: for each task, every rule at every minimum layer that it supports."""
     # a contrast needs a layer below, a pruned readout one above besides the last
     minima = range(2, exits.subject.stepper.layers - 1)

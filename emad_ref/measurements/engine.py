@@ -17,7 +17,7 @@ import torch
 from scipy.special import log_softmax
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.log_probs import describe_log_prob_fault, read_log_probs, truncated_divergence
+from emad_ref.audit.log_probs import generate_greedy_log_probs, log_probs_malformed_reason, truncated_divergence
 from emad_ref.audit.sampling import SampledRow, pit_values_by_rank
 from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
@@ -25,7 +25,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByDocument
@@ -141,8 +141,8 @@ class EngineAnswers:
 
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
         """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
-        found = read_log_probs(decoder, prompts, NEW, TOP)
-        faults = [describe_log_prob_fault(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
+        found = generate_greedy_log_probs(decoder, prompts, NEW, TOP)
+        faults = [log_probs_malformed_reason(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
         if len(found) != len(prompts):
             faults.append(f"{len(found)} rows for {len(prompts)} prompts")
         if fault := next(filter(None, faults), None):
@@ -162,7 +162,9 @@ class EngineAnswers:
         found = []
         for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
             history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
-            logits = to_numpy(model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double())
+            logits = to_numpy_float64(
+                model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double()
+            )
             log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
             found.append(_compare(TokenLogProbs(row.tokens, row.ids, log_p), own)[:2])
         divergence, error = np.mean(found, axis=0) / NEW

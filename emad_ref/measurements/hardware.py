@@ -29,7 +29,7 @@ from emad_ref.statistics.units import ByPair
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; timed requests, and new tokens of each
 
 
-def measure_logit_tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+def compare_cached_steps(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Cached single steps against one pass: the largest difference of any logit after any layer, and its bound.
 
     Raises:
@@ -48,7 +48,7 @@ def measure_logit_tolerances(model: str, dtype: str, device: str, seed: int = 0)
     }
 
 
-def measure_weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+def measure_relative_weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Seconds of a full-depth token at batch 1, and the bandwidth of reading its weights relative to a copy."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))

@@ -24,7 +24,12 @@ import torch
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.reference_logits import is_decided_by_full_heads
-from emad_ref.audit.spot_checks import TimedOutputs, check_speedup_explained, check_timed_lengths, check_timed_requests
+from emad_ref.audit.spot_checks import (
+    TimedRequestOutputs,
+    check_speedup_explained,
+    check_timed_lengths,
+    check_timed_requests,
+)
 from emad_ref.benchmark.clock import PairedTimings, minimum_detectable_speedup, time_pairs
 from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
@@ -64,7 +69,7 @@ Arm = Callable[[Sequence[Prompt]], ArmOutput]
 
 
 @dataclass(frozen=True, eq=False)
-class RequestBatches:
+class RequestBatchesByPair:
     """Requests to time: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
 
     ``audited``: pairs, warm-up not counted, whose outputs are kept whole; None: a few, drawn after the last request.
@@ -100,11 +105,11 @@ class TimingResult:
     def seconds(self) -> dict[str, Floats]:
         return self.timings.seconds
 
-    def seconds_by_pair(self) -> dict[str, ByPair]:
+    def paired_seconds_by_arm(self) -> dict[str, ByPair]:
         """Arm → seconds [pairs], as intervals take them."""
         return {arm: ByPair(seconds, self.process) for arm, seconds in self.seconds.items()}
 
-    def emitted_token_ids(self) -> dict[str, list[Sequence[Ints]]]:
+    def emitted_token_ids_by_arm(self) -> dict[str, list[Sequence[Ints]]]:
         """Arm → [pairs] of [rows] emitted tokens."""
         return {arm: [get_emitted_tokens(each) for each in outputs] for arm, outputs in self.outputs.items()}
 
@@ -115,22 +120,25 @@ class TimingResult:
 
     def compute_detectable_speedups(self, threshold: float, legs: int) -> tuple[float, float]:
         """``compute_detectable_speedups`` by the larger variation: between pairs, or between processes."""
-        levels = [self.seconds, {arm: column.independent_values for arm, column in self.seconds_by_pair().items()}]
+        levels = [
+            self.seconds,
+            {arm: column.independent_values for arm, column in self.paired_seconds_by_arm().items()},
+        ]
         ups, downs = zip(*(compute_detectable_speedups(each, threshold, legs) for each in levels), strict=True)
         return max(ups), min(downs)
 
     def compute_skipped_share(self, arm: str, layers: int) -> float:
         """Share of blocks, of ``layers`` a token, that the rule of ``arm`` skipped in audited pairs."""
-        tokens = [get_record(each).tokens for each in self.audited_decodings(arm)]
+        tokens = [get_decoding_record(each).tokens for each in self.audited_decodings(arm)]
         depth = np.concatenate([each.depth[each.phase != PROMPT] for each in tokens])
         return 1 - float(depth.mean()) / layers
 
 
 # times batches of this many rows; pickled for other processes, so it must not be a lambda
-TimingFunction = Callable[["LatencyBenchmark", int, RequestBatches], TimingResult]
-# ``ProcessReplicates.time_over_processes``
+TimingFunction = Callable[["LatencyBenchmark", int, RequestBatchesByPair], TimingResult]
+# ``ProcessReplicates.time_batch_sizes_over_processes``
 ProcessDivision = Callable[
-    ["LatencyBenchmark", TimingFunction, Collection[OperatingPoint], Mapping[int, RequestBatches]],
+    ["LatencyBenchmark", TimingFunction, Collection[OperatingPoint], Mapping[int, RequestBatchesByPair]],
     dict[int, TimingResult],
 ]
 
@@ -160,12 +168,12 @@ class LatencyBenchmark:
         """The most saving proposed point, regardless of quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
-        return max(self._points.selected_losses, key=lambda loss: loss.net_reduction).point
+        return max(self._points.selected_evaluation_losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
     def compiled_unavailable_reason(self) -> str:
         """Reason why no compiled baseline runs; empty if one does."""
-        if not has_compiled_baseline(self.subject.study):
+        if not is_compiled_baseline_tried(self.subject.study):
             return (
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
             )
@@ -204,7 +212,9 @@ class LatencyBenchmark:
         if budget.rank:
             return prompt, new
         prefill, step = self._trial_seconds(prompt)
-        return shorten_request_lengths(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.n_arms)
+        return shorten_requests_to_fit_seconds(
+            prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.n_arms
+        )
 
     @property
     def n_pairs(self) -> int:
@@ -224,12 +234,12 @@ class LatencyBenchmark:
 
     def make_requests(
         self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None
-    ) -> RequestBatches:
+    ) -> RequestBatchesByPair:
         """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
         pairs = pairs or self.n_pairs
         prompts = self.subject.make_equal_prompts(rows * (pairs + WARM_UP), self.request_shape[0])
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
-        return RequestBatches(batches, audited, (self.subject.seed,))
+        return RequestBatchesByPair(batches, audited, (self.subject.seed,))
 
     def _trial_seconds(self, prompt: int) -> tuple[float, float]:
         """(Seconds of a prompt of this many tokens, of a step) at full depth in this process; medians of three."""
@@ -275,7 +285,7 @@ class LatencyBenchmark:
         if point not in self._timed:
             race = partial(LatencyBenchmark.time_point, point=point)
             requests = {rows: self.make_requests(rows, pairs) for rows in self.subject.budget.batch_sizes}
-            self._timed[point] = self.time_by_batch_size(race, (self.subject.full_depth_point, point), requests)
+            self._timed[point] = self.run_timing_by_batch_size(race, (self.subject.full_depth_point, point), requests)
         return self._timed[point]
 
     def time_extra_batch_sizes(self, point: OperatingPoint) -> dict[int, TimingResult]:
@@ -298,14 +308,14 @@ class LatencyBenchmark:
         requests = self.make_requests(1, audited=range(self.n_pairs))
         if decides:
             race = partial(LatencyBenchmark.time_points, points=points)
-            return self.time_by_batch_size(race, points.values(), {1: requests})[1]
+            return self.run_timing_by_batch_size(race, points.values(), {1: requests})[1]
         return self.time_points(1, requests, points=points)
 
-    def time_by_batch_size(
+    def run_timing_by_batch_size(
         self,
         race: TimingFunction,
         points: Collection[OperatingPoint] = (),
-        requests: Mapping[int, RequestBatches] | None = None,
+        requests: Mapping[int, RequestBatchesByPair] | None = None,
     ) -> dict[int, TimingResult]:
         """Batch size → ``race`` of all pairs, in this process or divided over fresh ones.
 
@@ -318,13 +328,15 @@ class LatencyBenchmark:
             return self._divide(self, race, points, requests)
         return {rows: race(self, rows, each) for rows, each in requests.items()}
 
-    def time_points(self, rows: int, requests: RequestBatches, *, points: Mapping[str, OperatingPoint]) -> TimingResult:
+    def time_points(
+        self, rows: int, requests: RequestBatchesByPair, *, points: Mapping[str, OperatingPoint]
+    ) -> TimingResult:
         """Full depth and ``points``, in this process."""
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self.subject.full_depth_point, **points}, rows)
             return time_arms(self._decoder_arms(decoders), requests, decoders[FULL].synchronize)
 
-    def time_point(self, rows: int, requests: RequestBatches, *, point: OperatingPoint) -> TimingResult:
+    def time_point(self, rows: int, requests: RequestBatchesByPair, *, point: OperatingPoint) -> TimingResult:
         """Full depth, ``point`` and the baselines, in this process."""
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self.subject.full_depth_point, ADAPTIVE: point}, rows)
@@ -388,7 +400,7 @@ class LatencyBenchmark:
     def check_outputs(self, timed: TimingResult, points: Mapping[str, OperatingPoint]) -> Finding:
         """Check that arms of ``points`` emitted their claimed tokens, and all other arms the full-depth tokens."""
         rows, new = len(timed.prompts[0]), self.request_shape[1]
-        finding = check_timed_lengths(timed.emitted_token_ids(), rows, new)
+        finding = check_timed_lengths(timed.emitted_token_ids_by_arm(), rows, new)
         if finding.passed is False:
             return finding
         subject, point = self.subject, [*points.values()][-1]
@@ -418,7 +430,7 @@ class LatencyBenchmark:
         ratios = {
             str(rows): estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
             for rows, timed in self.time_point_by_batch_size(point).items()
-            if (seconds := timed.seconds_by_pair())
+            if (seconds := timed.paired_seconds_by_arm())
         }
         reduction = self._request_reduction(point)
         return {
@@ -469,7 +481,7 @@ class LatencyBenchmark:
         """One sentence about any ``races``: their arms (``what``), requests and machine."""
         length, new = self.request_shape
         first = next(iter(races.values()))
-        where = describe_processes(first.process, self._alone)
+        where = describe_timing_processes(first.process, self._alone)
         return (
             f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, "
             f"{len(next(iter(first.seconds.values())))} pairs {where}, {torch.get_num_threads()} CPU threads"
@@ -495,7 +507,7 @@ class LatencyBenchmark:
         )
 
 
-def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Callable[[], None]) -> TimingResult:
+def time_arms(arms: Mapping[str, Arm], requests: RequestBatchesByPair, synchronize: Callable[[], None]) -> TimingResult:
     """Time every arm on all ``requests`` in this process.
 
     Every column of a record is read while the clock runs, and copied.
@@ -532,7 +544,7 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatches, synchronize: Ca
     return TimingResult(timings, requests.batches[WARM_UP:], outputs_kept, audited, executed=executed, entropy=entropy)
 
 
-def time_first_tokens(decoders: Mapping[str, Decoder], requests: RequestBatches) -> dict[str, Floats]:
+def time_first_tokens(decoders: Mapping[str, Decoder], requests: RequestBatchesByPair) -> dict[str, Floats]:
     """Decoder → [pairs] seconds of one new token after the first of these prompts."""
 
     def arm(decoder: Decoder) -> Callable[[int], None]:
@@ -560,12 +572,12 @@ def extra_batch_sizes(budget: Budget) -> tuple[int, ...]:
     return tuple(rows for rows in SWEEP_BATCH_SIZES if rows not in budget.batch_sizes)
 
 
-def has_compiled_baseline(study: Study) -> bool:
+def is_compiled_baseline_tried(study: Study) -> bool:
     """Whether a compiled baseline is tried: on an accelerator, or under the largest budget."""
     return study.device != "cpu" or study.budget.rank == len(BUDGETS) - 1
 
 
-def describe_processes(process: Ints | None, alone: str) -> str:
+def describe_timing_processes(process: Ints | None, alone: str) -> str:
     """Phrase about the timing processes: ``process`` [pairs]; None: only this process, for the reason ``alone``."""
     if process is None:
         return f"in this process alone ({alone})"
@@ -590,7 +602,7 @@ def compute_detectable_speedups(seconds: Mapping[str, Floats], threshold: float,
     return up, threshold**2 / down
 
 
-def shorten_request_lengths(
+def shorten_requests_to_fit_seconds(
     prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int], arms: int
 ) -> tuple[int, int]:
     """(prompt, new) tokens of a request, shortened equally so that all timed runs take about ``TIMING_SECONDS``.
@@ -608,13 +620,13 @@ def draw_audited_pairs(entropy: int, rows: int, pairs: Collection[int]) -> list[
     return sorted(np.random.default_rng([entropy, rows]).choice(list(pairs), most, replace=False).tolist())
 
 
-def get_record(output: Decoding) -> Record:
+def get_decoding_record(output: Decoding) -> Record:
     return output if isinstance(output, Record) else output.record
 
 
 def get_emitted_tokens(output: ArmOutput | Sequence[Ints]) -> Sequence[Ints]:
     """New tokens of each row."""
-    return get_record(output).emitted if isinstance(output, Decoding) else list(output)
+    return get_decoding_record(output).emitted if isinstance(output, Decoding) else list(output)
 
 
 def _executed_work(record: Record) -> tuple[float, float]:
@@ -630,8 +642,8 @@ def _executed_work(record: Record) -> tuple[float, float]:
     return float(depth.sum()), float((depth * (position + 1)).sum())
 
 
-def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedOutputs:
+def _audited_request(timed: TimingResult, pair: int, points: Collection[str]) -> TimedRequestOutputs:
     outputs = {arm: rows[pair] for arm, rows in timed.outputs.items()}
     records = {arm: rows for arm, rows in outputs.items() if isinstance(rows, Record) and arm in points}
     emitted = {arm: get_emitted_tokens(rows) for arm, rows in outputs.items() if arm not in records}
-    return TimedOutputs(timed.prompts[pair], records, emitted)
+    return TimedRequestOutputs(timed.prompts[pair], records, emitted)

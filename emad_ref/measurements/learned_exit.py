@@ -26,10 +26,10 @@ from emad_ref.measurements.latency import (
     SWEEP_PAIRS,
     Arm,
     LatencyBenchmark,
-    RequestBatches,
+    RequestBatchesByPair,
     TimingResult,
     extra_batch_sizes,
-    get_record,
+    get_decoding_record,
     time_arms,
 )
 from emad_ref.measurements.traces import LensTraces
@@ -49,20 +49,20 @@ from emad_ref.screening.exit_families import (
 )
 from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.screen import screen
-from emad_ref.screening.selection import PointSelector, replay_split_columns
+from emad_ref.screening.selection import PointSelector, replay_point_columns_on_split
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ScreeningText, SplitTraces, TooLittleText, take_split_traces
+from emad_ref.screening.traces import ScreeningText, TextTracesByReadout, TooLittleText, take_text_traces_by_readout
 from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.components import (
     PUBLISHED,
-    ReadoutTraces,
+    SingleReadoutTraces,
     TunedCombination,
-    exchange_components,
-    restrict_trace_and_gate,
+    exchange_each_component,
+    restrict_trace_gate_to_probes,
 )
 from emad_ref.sweep.grids import evenly_spaced_points
-from emad_ref.sweep.losses import PointColumns, teacher_force_at_point, teacher_forced_columns
+from emad_ref.sweep.losses import PointColumnsBySequence, teacher_force_at_point, teacher_forced_columns
 from emad_ref.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
@@ -154,12 +154,12 @@ class ExitEvaluation:
         return "" if finding.passed is not False else f"replay does not predict this decoder: {finding.detail}"
 
     @cached_property
-    def evaluation_traces(self) -> SplitTraces:
+    def evaluation_traces(self) -> TextTracesByReadout:
         """Traces of the evaluation split through the model's own head and the exit's lens, with divergences."""
         return self._read(self._traces.evaluation_windows, "evaluate")
 
     @cached_property
-    def validation_traces(self) -> SplitTraces:
+    def validation_traces(self) -> TextTracesByReadout:
         """The same traces of the validation split."""
         return self._read(self.subject.cut_windows("validate", self.subject.budget.validate), "validate")
 
@@ -169,8 +169,8 @@ class ExitEvaluation:
         layers = self._traces.layers_read
         return None if layers is None else tuple(sorted({*layers, *self.exit.fitted.lens.translators}))
 
-    def _read(self, sequences: Sequence[TokenSequence], split: str) -> SplitTraces:
-        return take_split_traces(
+    def _read(self, sequences: Sequence[TokenSequence], split: str) -> TextTracesByReadout:
+        return take_text_traces_by_readout(
             self.subject.stepper,
             ScreeningText(tuple(sequences)),
             self.exit.fitted,
@@ -180,12 +180,12 @@ class ExitEvaluation:
         )
 
     @cached_property
-    def full_depth_in_flops(self) -> FullDepthBaseline:
+    def full_depth_baseline_in_flops(self) -> FullDepthBaseline:
         """Full depth on the evaluated documents, with FLOPs as work."""
         return FullDepthBaseline(self.make_document_costs("full depth", self.oracle_curves[0].columns, 0), self._tokens)
 
     @cached_property
-    def full_depth_in_blocks(self) -> FullDepthBaseline:
+    def full_depth_baseline_in_blocks(self) -> FullDepthBaseline:
         """Full depth on the evaluated documents, with blocks as work."""
         columns = self.oracle_curves[0].columns
         full = DocumentLossAndWork("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
@@ -237,7 +237,7 @@ class ExitEvaluation:
     def criterion_losses_and_work(self) -> list[DocumentLossAndWork]:
         """Costs of every screened family at settings spaced evenly by savings on validation."""
         points = [(family, point) for family in self._families for point in self._spaced(family)]
-        columns = replay_split_columns(
+        columns = replay_point_columns_on_split(
             self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry
         )
         return [
@@ -274,7 +274,7 @@ class ExitEvaluation:
             for monotone in (False, True)
         ]
 
-    def compute_costs_at_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
+    def compute_oracle_costs_within_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
         """Costs, in blocks, of the setting of ``curve`` that saves most at a rise of at most ``loss``."""
         at = self.find_setting_index_within_loss(curve, loss)
         nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
@@ -304,13 +304,13 @@ class ExitEvaluation:
         """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
 
-    def make_document_costs(self, name: str, columns: PointColumns, at: int) -> DocumentLossAndWork:
+    def make_document_costs(self, name: str, columns: PointColumnsBySequence, at: int) -> DocumentLossAndWork:
         """Column ``at`` of ``columns`` by evaluated document, with FLOPs as work."""
         return DocumentLossAndWork(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
 
     @property
     def _tokens(self) -> ByDocument:
-        return self._traces.sum_by_document(self.evaluation_traces.own.sequence_lengths)
+        return self._traces.sum_by_document(self.evaluation_traces.own.n_decided_by_sequence)
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.sum_by_document(values)
@@ -338,7 +338,7 @@ class SelfSpeculationTiming:
         latency, budget = self._latency, self._subject.budget
         race, alone = partial(time_self_speculation, drafting=self._drafting), min(budget.batch_sizes)
         larger = sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
-        decisive = latency.time_by_batch_size(race, requests={alone: latency.make_requests(alone)})
+        decisive = latency.run_timing_by_batch_size(race, requests={alone: latency.make_requests(alone)})
         return decisive | {rows: race(latency, rows, latency.make_requests(rows, self._few)) for rows in larger}
 
     @cached_property
@@ -373,13 +373,15 @@ class SelfSpeculationTiming:
 
     def compute_accepted_share(self, rows: int) -> float:
         """Share of accepted tokens among verified ones in the audited requests; 1 if no draft was rejected."""
-        tokens = [get_record(each).tokens for each in self.timings_by_batch_size[rows].audited_decodings(ADAPTIVE)]
+        tokens = [
+            get_decoding_record(each).tokens for each in self.timings_by_batch_size[rows].audited_decodings(ADAPTIVE)
+        ]
         verified = np.concatenate([each.kept[each.phase == VERIFY] for each in tokens])
         return float(verified.mean()) if len(verified) else 1.0  # with many rows the decoder may not draft
 
 
 def time_self_speculation(
-    latency: LatencyBenchmark, rows: int, requests: RequestBatches, *, drafting: Drafting
+    latency: LatencyBenchmark, rows: int, requests: RequestBatchesByPair, *, drafting: Drafting
 ) -> TimingResult:
     """Time full depth, drafting and the baselines in this process."""
     subject, new = latency.subject, latency.request_shape[1]
@@ -397,15 +399,17 @@ def time_self_speculation(
 ComponentExchange = tuple[str, DocumentLossAndWork, DocumentLossAndWork]
 
 
-def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
+def iterate_method_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
     """Ablation of EMAD: the published method against versions with one component exchanged (``sweep.components``).
 
     If two components fail together, neither exchange alone saves work. So each component of EMAD is exchanged alone,
     and each component of the best combination for EMAD's; then the exit's K/V for exact ones. Work is FLOPs.
     """
     geometry = traces.subject.loaded.geometry
-    own = ReadoutTraces(OWN_HEAD, evaluation.validation_traces.own, evaluation.evaluation_traces.own, traces.profile)
-    for each in exchange_components(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
+    own = SingleReadoutTraces(
+        OWN_HEAD, evaluation.validation_traces.own, evaluation.evaluation_traces.own, traces.profile
+    )
+    for each in exchange_each_component(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
         before, after = (_combination_costs(evaluation, one) for one in (each.before, each.after))
         if each.back:  # reported as a gain, like all others
             yield f"{each.part}, all others exchanged", after, before
@@ -414,11 +418,11 @@ def iterate_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) 
             yield f"{each.part} {among}", before, after
     exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_costs
     if exact is not None and chosen is not None and exact is not evaluation.recommended_point:
-        columns = replay_split_columns(evaluation.evaluation_traces, [exact], geometry)
+        columns = replay_point_columns_on_split(evaluation.evaluation_traces, [exact], geometry)
         yield "K/V", chosen, evaluation.make_document_costs(f"the exit, {exact.name}", columns, 1)
 
 
-def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTraces:
+def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> SingleReadoutTraces:
     """Parts with the exit's lens and gate, and EMAD's profile of the same calibration text and probes."""
     fitted, subject = evaluation.exit.fitted, traces.subject
     if fitted.gate is None:
@@ -439,9 +443,11 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> ReadoutTrac
         corpus=subject.corpus,
         dtype=subject.dtype,
     )
-    chosen, _ = restrict_trace_and_gate(evaluation.validation_traces.tuned, fitted.gate, layers, profile.probes)
-    judged, gate = restrict_trace_and_gate(evaluation.evaluation_traces.tuned, fitted.gate, layers, profile.probes)
-    return ReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
+    chosen, _ = restrict_trace_gate_to_probes(evaluation.validation_traces.tuned, fitted.gate, layers, profile.probes)
+    judged, gate = restrict_trace_gate_to_probes(
+        evaluation.evaluation_traces.tuned, fitted.gate, layers, profile.probes
+    )
+    return SingleReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 
 def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentLossAndWork:

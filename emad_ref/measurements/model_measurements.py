@@ -13,14 +13,14 @@ from emad_ref.measurements.learned_exit import (
     ComponentExchange,
     ExitEvaluation,
     SelfSpeculationTiming,
-    iterate_component_exchanges,
+    iterate_method_component_exchanges,
 )
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
-from emad_ref.measurements.stated_rule import OwnRuleEvidence, measure_own_rule
+from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence, measure_own_rule_speedup
 from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import EntropyEstimators, LensTraces
@@ -41,7 +41,7 @@ class ModelMeasurements:
         self.loaded, self.study, self.resources = loaded, study, resources
         self.subject = ModelUnderTest(loaded, study, resources, isolation)
 
-    def require_prerequisites(self) -> None:
+    def require_prerequisites_of_all_claims(self) -> None:
         """Check what every claim needs before the first is decided, so that a failure is reported once.
 
         Raises:
@@ -88,8 +88,8 @@ class ModelMeasurements:
         return EngineAnswers(self.subject, max(DOCUMENTS, self.study.budget.evaluate))
 
     @cached_property
-    def own_rule_evidence(self) -> OwnRuleEvidence:
-        return measure_own_rule(self.subject)
+    def own_rule_evidence(self) -> OwnRuleSpeedupEvidence:
+        return measure_own_rule_speedup(self.subject)
 
     @cached_property
     def replay_validity(self) -> ReplayValidity:
@@ -123,7 +123,7 @@ class ModelMeasurements:
     def latency(self) -> LatencyBenchmark:
         replicates = ProcessReplicates(self.resources.runner, self.subject)
         reason = replicates.single_process_reason
-        return LatencyBenchmark(self.points, None if reason else replicates.time_over_processes, reason)
+        return LatencyBenchmark(self.points, None if reason else replicates.time_batch_sizes_over_processes, reason)
 
     @cached_property
     def exit_evaluation(self) -> ExitEvaluation:
@@ -135,7 +135,7 @@ class ModelMeasurements:
 
     @cached_property
     def component_exchanges(self) -> list[ComponentExchange]:
-        return list(iterate_component_exchanges(self.exit_evaluation, self.traces))
+        return list(iterate_method_component_exchanges(self.exit_evaluation, self.traces))
 
     @cached_property
     def early_exits(self) -> EarlyExitMeasurements:
@@ -143,7 +143,7 @@ class ModelMeasurements:
 
     # ------------------------------------------------------------ other models and corpora
 
-    def for_loaded_model(self, loaded: LoadedModel) -> ModelMeasurements:
+    def for_model_copy_in_memory(self, loaded: LoadedModel) -> ModelMeasurements:
         """Measurements of a model made in memory (a copy of this one) under the same study.
 
         No other process can load it.

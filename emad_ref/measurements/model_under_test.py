@@ -20,7 +20,7 @@ from emad_ref.audit.tolerances import largest_declarable_noise, tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.benchmark.machine import one_thread_for_steps
 from emad_ref.calibration.calibration_run import iterate_worker_traces
-from emad_ref.calibration.trace import Trace, assemble_trace, take_trace
+from emad_ref.calibration.trace import Trace, take_trace, trace_and_assemble_batches
 from emad_ref.calibration.windows import (
     MOST_WINDOWS,
     TokenSequence,
@@ -29,26 +29,26 @@ from emad_ref.calibration.windows import (
     window_size,
 )
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_corpus import sample_documents
+from emad_ref.decoding.self_corpus import iterate_sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_judge_decoder
+from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_decoder_on_judge_model
 from emad_ref.measurements.study import Study
-from emad_ref.models.generation import count_traced_graphs, greedy_generate, strict_compilation
+from emad_ref.models.generation import count_traced_graphs, fail_on_recompile_limit, greedy_generate
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.snapshots import ProcessSnapshot
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
 from emad_ref.screening.settings import compute_traced_token_flops, work_share_for_token_cost
 from emad_ref.text.corpora import (
     CorpusUnavailable,
-    DistinctDocuments,
-    LongDocument,
+    DistinctDocumentIterator,
+    LazyDocumentTokens,
     iterate_corpus_documents,
-    tokenize_document,
+    tokenize_without_special_tokens,
 )
 from emad_ref.text.documents import SPLITS, Documents, Split
 
@@ -105,7 +105,7 @@ class ModelUnderTest:
         self.data, self.seed = study.data, study.seed
         self.budget = study.budget.reduce_for_token_cost(compute_traced_token_flops(loaded.geometry))
         self.isolation = isolation or ModelIsolation(loaded)
-        self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
+        self._read: dict[Split, tuple[list[Ints | LazyDocumentTokens], Iterator[Ints | LazyDocumentTokens]]] = {}
         self._texts: dict[Split, Documents] = {}
 
     # ------------------------------------------------------------ model and text
@@ -139,7 +139,9 @@ class ModelUnderTest:
     @cached_property
     def max_declarable_noise(self) -> float:
         """The largest noise, in logits, that a decoder may declare (``audit.tolerances``)."""
-        (prompt,), _ = self.draw_prompts(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window_size)], 0)
+        (prompt,), _ = self.draw_prompts_with_continuations(
+            np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window_size)], 0
+        )
         return largest_declarable_noise(self.reference_lens, prompt.tokens, self.tolerance)
 
     def compute_allowed_difference(self, declared: Capabilities) -> float:
@@ -218,7 +220,7 @@ class ModelUnderTest:
         """Tokens that end a text of the model."""
         return self.loaded.end_token_ids
 
-    def iterate_documents(self, split: Split) -> Iterator[Ints | LongDocument]:
+    def iterate_documents(self, split: Split) -> Iterator[Ints | LazyDocumentTokens]:
         """Documents of the run's corpus, int64, without the opening token; cached, endless if generated.
 
         Slice the iterator, which tokenises long documents only as far as they are read.
@@ -237,7 +239,7 @@ class ModelUnderTest:
             yield read[at]
             at += 1
 
-    def _source(self, split: Split) -> Iterator[Ints | LongDocument]:
+    def _source(self, split: Split) -> Iterator[Ints | LazyDocumentTokens]:
         if self.corpus == "random tokens":
             longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
             for number in count():  # each is drawn separately, so its opening does not depend on the budget
@@ -245,16 +247,16 @@ class ModelUnderTest:
                 yield rng.integers(0, self.stepper.vocabulary_size, longest)
         if self.corpus == "self":
             longest, ends = min(self.window_size, 256) - 1, self.loaded.end_token_ids
-            yield from sample_documents(self.stepper, self.opening_token, longest, split, self.seed, ends)
+            yield from iterate_sampled_documents(self.stepper, self.opening_token, longest, split, self.seed, ends)
             return
         self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
         for text in self._texts[split]:
-            yield tokenize_document(self.tokenizer, text)
+            yield tokenize_without_special_tokens(self.tokenizer, text)
 
-    def count_near_duplicates(self, split: Split) -> int:
+    def count_dropped_near_duplicates(self, split: Split) -> int:
         """Number of documents of ``split`` dropped so far as near-duplicates."""
         texts = self._texts.get(split)
-        return texts.left_out if isinstance(texts, DistinctDocuments) else 0
+        return texts.left_out if isinstance(texts, DistinctDocumentIterator) else 0
 
     def cut_windows(self, split: Split, count: int) -> list[TokenSequence]:
         """Cut at most ``count`` windows from as many documents as possible, second windows only after all first ones.
@@ -282,7 +284,9 @@ class ModelUnderTest:
         documents = self.iterate_documents("evaluate")
         if self.corpus == "self":
             ends = self.loaded.end_token_ids
-            documents = sample_documents(self.stepper, self.opening_token, longest, "evaluate", self.seed, ends)
+            documents = iterate_sampled_documents(
+                self.stepper, self.opening_token, longest, "evaluate", self.seed, ends
+            )
         cut = cut_windows(documents, longest, self.opening_token, count, per_document=1)
         return [Prompt(window.tokens, self.audit_source_ids) for window in cut]
 
@@ -310,7 +314,7 @@ class ModelUnderTest:
             def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
                 return iterate_worker_traces(workers, spec, ordered, **read)
 
-            return assemble_trace(sequences, traced, named, file)
+            return trace_and_assemble_batches(sequences, traced, named, file)
         return take_trace(self.stepper, sequences, **read, progress=named, file=file)
 
     # ------------------------------------------------------------ decoders
@@ -332,7 +336,7 @@ class ModelUnderTest:
             ModelMutatedError: a foreign decoder changed the judge's model, or global state of the process.
         """
         make, before = self._resources.make_decoder, ProcessSnapshot()
-        if foreign := make is not make_judge_decoder:
+        if foreign := make is not make_decoder_on_judge_model:
             self.isolation.take_snapshot()
         try:
             with self.isolation.expose_judge_model():
@@ -368,7 +372,7 @@ class ModelUnderTest:
                 lambda: self._with_source(WalkedDecoder(self.stepper, point)),
             )
             yield audited
-            audited.judge_answers().require()
+            audited.check_kept_answers().require()
 
     def _lens_of(self, source: Ints | None) -> ModelLens:
         return self.reference_lens if source is None else ModelLens(self.stepper, source)
@@ -441,14 +445,16 @@ class ModelUnderTest:
     def _opened(self, document: Ints) -> Ints:
         return document if self.opening_token is None else np.concatenate([[self.opening_token], document])
 
-    def make_ragged_prompts(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
+    def make_ragged_prompts_with_continuations(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
         """``count`` ragged prompts and int64 [count, fed] tokens that continue them, from text of this run."""
         lengths = [5 + (4 * row) % 7 for row in range(count)]
         texts = [p.tokens for p in self.make_equal_prompts(count, max(lengths) + fed)]
         prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
-    def draw_prompts(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
+    def draw_prompts_with_continuations(
+        self, rng: np.random.Generator, lengths: Sequence[int], fed: int
+    ) -> tuple[list[Prompt], Ints]:
         """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut at random from the text.
 
         The text concatenates documents, each behind its opening token, so short documents give long pieces too.
@@ -474,15 +480,20 @@ class ModelUnderTest:
         return draw_short_lengths(rng, rows, min(MAX_SHORT_LENGTH, self.window_size - fed))
 
     @contextmanager
-    def open_decoder_with_prompts(
+    def open_decoder_and_draw_prompts(
         self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
-        """Open a decoder under test with ``draw_prompts`` of these ``lengths``. Raises as ``open_decoder``."""
-        prompts, continuation = self.draw_prompts(rng, lengths, fed)
-        with self.open_decoder(point, max_rows=len(prompts)) as decoder:
-            yield self.wrap_for_audit(decoder, point, forces=forces), prompts, continuation
+        """Open a decoder under test with ``draw_prompts_with_continuations`` of these ``lengths``.
 
-    def wrap_for_audit(self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True) -> DecoderUnderTest:
+        Raises as ``open_decoder``.
+        """
+        prompts, continuation = self.draw_prompts_with_continuations(rng, lengths, fed)
+        with self.open_decoder(point, max_rows=len(prompts)) as decoder:
+            yield self.make_decoder_under_test(decoder, point, forces=forces), prompts, continuation
+
+    def make_decoder_under_test(
+        self, decoder: Decoder, point: OperatingPoint, *, forces: bool = True
+    ) -> DecoderUnderTest:
         """``decoder`` at ``point`` with this model's lens and tolerance, for audits."""
         return DecoderUnderTest(
             decoder, self.reference_lens, point, self.tolerance, window=self.window_size, forces=forces
@@ -498,7 +509,7 @@ class ModelUnderTest:
         """Logits [n, V] of the model's own forward after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         inputs = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.is_seq2seq else {"input_ids": ids}
-        return to_numpy(self.loaded.model(**inputs).logits[0])
+        return to_numpy_float64(self.loaded.model(**inputs).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
         assert self.audit_source_ids is not None, "only an encoder-decoder is given sources"
@@ -522,7 +533,7 @@ class ModelUnderTest:
             inputs = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
             # generate() sizes the cache by the encoder's layers, of which there may be fewer
             inputs["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        with strict_compilation() if compiled else nullcontext():  # no stop token: arms must do equal work
+        with fail_on_recompile_limit() if compiled else nullcontext():  # no stop token: arms must do equal work
             out = greedy_generate(self.loaded.model, inputs, new, **settings)
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted

@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.exit_rules import format_numbers_distinctly, respell_margin_in_name
+from emad_ref.exit_rules import format_numbers_distinctly, rename_point_with_margin
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.task_scores import LmEvalScores, TaskScores
 from emad_ref.measurements.traces import LensTraces
@@ -21,7 +21,7 @@ from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
-from emad_ref.replay import ReplayResult, replay_all, replay_depths
+from emad_ref.replay import ReplayResult, iterate_point_replays, replay_depths
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.rates import draw_document_counts, estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
@@ -32,7 +32,7 @@ from emad_ref.sweep.losses import (
     cheapest_within_bounds,
     depth_by_position,
     point_losses,
-    tokens_before_depth,
+    tokens_before_depth_by_sequence,
 )
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
@@ -72,7 +72,7 @@ class CandidatePoints:
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
         table = point_losses(validation, geometry, self.margin_points)
         (reference,) = point_losses(validation, geometry, [self.subject.full_depth_point])
-        return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drops)
+        return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drop_by_task)
 
     @property
     def selected_points(self) -> list[OperatingPoint]:
@@ -88,12 +88,12 @@ class CandidatePoints:
             margins[SELECTED] = self.selected_margin_loss.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
-            point = respell_margin_in_name(profile.point(margin), text)
+            point = rename_point_with_margin(profile.point(margin), text)
             roles[point] = (*roles.get(point, ()), role)
         return roles
 
     @cached_property
-    def selected_losses(self) -> list[PointLoss]:
+    def selected_evaluation_losses(self) -> list[PointLoss]:
         """Evaluation losses of the selected points."""
         return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
 
@@ -116,7 +116,7 @@ class CandidatePoints:
         depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.has_layers_for(point)]
         return point_losses(evaluation, self.subject.loaded.geometry, depths)
 
-    def nll_by_document(self, loss: PointLoss) -> NllPair:
+    def nll_pair_by_document(self, loss: PointLoss) -> NllPair:
         """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
         mine, full = (self.traces.sum_by_document(each.nll_nats) for each in (loss, self.full_loss))
         return mine, full, self.traces.document_lengths
@@ -127,8 +127,8 @@ class CandidatePoints:
         return PointMeasurements(
             loss.point.name,
             loss.net_reduction,
-            {self.subject.corpus: self.nll_by_document(loss)},
-            {task: self.task_scores.measure_accuracy(task, loss.point) for task in chosen},
+            {self.subject.corpus: self.nll_pair_by_document(loss)},
+            {task: self.task_scores.measure_accuracy_against_full_depth(task, loss.point) for task in chosen},
         )
 
 
@@ -145,14 +145,14 @@ def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Inte
     scored_note = [note] if (note := points.task_scores.continuation_choice_note) else []
     notes = (
         judged_text_note(points),
-        *worse_than_chance_notes(points),
+        *full_depth_below_chance_notes(points),
         *scored_note,
-        *(depth_collapse_note(points, loss) for loss in points.selected_losses),
+        *(depth_collapse_note(points, loss) for loss in points.selected_evaluation_losses),
     )
     return Attachments(notes=notes, points=tuple(make_point_rows(points, intervals)))
 
 
-def worse_than_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
+def full_depth_below_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
     """A sentence if full depth predicts this text worse than a uniform guess, as with a permuted vocabulary."""
     subject = points.subject
     sentence = describe_loss_above_chance(np.log(points.full_loss.perplexity), subject.stepper.vocabulary_size)
@@ -174,14 +174,16 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
     """Full depth, the selected points, and for each the best truncation; keys as ``report.tables`` reads them."""
     scored = points.task_scores
     tasks = [
-        {task: scored.measure_accuracy(task, loss.point) for task in scored.accuracy_tasks}
-        for loss in (points.full_loss, *points.selected_losses)
+        {task: scored.measure_accuracy_against_full_depth(task, loss.point) for task in scored.accuracy_tasks}
+        for loss in (points.full_loss, *points.selected_evaluation_losses)
     ]
     rivals = find_best_truncations(points)
     return [
         _row(points, loss, scores, intervals.get(loss.point.name))
         for loss, scores in zip(
-            [points.full_loss, *points.selected_losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True
+            [points.full_loss, *points.selected_evaluation_losses, *rivals],
+            [*tasks, *({} for _ in rivals)],
+            strict=True,
         )
     ]
 
@@ -190,7 +192,7 @@ def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
     """For each selected point with a saving, the best fixed depth that saves as much; each once."""
     rivals = [
         best_at_equal_flops(points.truncation_sweep_losses, loss.net_reduction)
-        for loss in points.selected_losses
+        for loss in points.selected_evaluation_losses
         if loss.net_reduction > 0
     ]
     return list(dict.fromkeys(rival for rival in rivals if rival is not None))
@@ -220,13 +222,13 @@ def _row(
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
-        "not_counted": {} if loss is points.full_loss else exclusion_reasons(tasks),
+        "not_counted": {} if loss is points.full_loss else task_exclusion_reasons(tasks),
         # ``LatencyBenchmark.make_timing_row`` has it, and ``report.suite_parts.upsert_point_row`` joins the two rows
         "time_ratio": None,
     }
 
 
-def exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
+def task_exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
     """Task that does not count → reason."""
     return {task: scores.exclusion_reason for task, scores in tasks.items() if not scores.is_counted}
 
@@ -236,7 +238,7 @@ def judged_text_note(points: CandidatePoints) -> str:
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
     documents, windows = len(traces.document_lengths), traces.evaluation.n_sequences
-    alike = subject.count_near_duplicates("evaluate")
+    alike = subject.count_dropped_near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
     fewer = f"; a model of this size reads less ({subject.reductions_note}; all of it with --emad-budget standard)"
     return (
@@ -252,7 +254,7 @@ def depth_collapse_note(points: CandidatePoints, loss: PointLoss) -> str:
     if not loss.point.probes:
         return f"{prefix}no probes, depth is fixed"
     depth, first = replay_depths(evaluation, loss.point), loss.point.probes[0]
-    before = tokens_before_depth(evaluation, depth, first)
+    before = tokens_before_depth_by_sequence(evaluation, depth, first)
     soon = float(np.median(before))
     verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
     reached = (
@@ -290,7 +292,7 @@ def make_explorer_tables(points: CandidatePoints) -> Attachments:
 
 def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
     """Full depth, then every margin of the sweep and of the selected points, by rising saving."""
-    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.selected_losses)}
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.selected_evaluation_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
 
@@ -302,7 +304,7 @@ def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> li
 
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
-    nll, full, tokens = points.nll_by_document(loss)
+    nll, full, tokens = points.nll_pair_by_document(loss)
     rise = estimate_perplexity_rise(
         nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
     )
@@ -342,7 +344,7 @@ def make_token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint])
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, continuation, strict=True)]
     decided = [TokenSequence(text, adaptive_from=read - 1) for text in texts]
     trace = subject.take_lens_trace(decided, "texts for the page", layers=points.traces.layers_read)
-    replays = list(replay_all(trace, compared))
+    replays = list(iterate_point_replays(trace, compared))
     number, rows = _most_varied(trace, replays, [mean_word_length(tokenizer, text) >= READABLE for text in texts])
     words = decode_tokens_singly(tokenizer, texts[number])
     columns: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.extensions import added_part_locations
+from emad_ref.extensions import added_part_import_paths
 from emad_ref.files import is_file, is_folder, require_replaceable_file, require_writable_folder
 
 LEAVE_OUT = "leave the option out to ask for none"
@@ -47,7 +47,7 @@ def parse_model_pair(text: str, base: Path, where: str) -> tuple[str, str]:
     return small, large
 
 
-def make_minus_parser(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
+def make_unicode_minus_parser(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
     """A reader of numbers that also accepts the minus sign of typeset text, U+2212."""
     return lambda text, base, where: read(text.replace("−", "-"), base, where)
 
@@ -80,19 +80,19 @@ def make_subset_parser(allowed: tuple[str, ...]) -> Callable[[str, Path, str], f
     return read
 
 
-def split_comma_list(text: str) -> frozenset[str]:
+def split_comma_separated_set(text: str) -> frozenset[str]:
     return frozenset(word.strip() for word in text.split(",") if word.strip())
 
 
 def _some_words(text: str, where: str, expected: str, remedy: str) -> frozenset[str]:
-    """``split_comma_list`` with at least one entry, as a blank text (an unset variable) would silently select none."""
-    chosen = split_comma_list(text)
+    """``split_comma_separated_set`` with at least one entry: a blank text (an unset variable) would select none."""
+    chosen = split_comma_separated_set(text)
     if not chosen:
         raise BadArgument(where, text, expected, remedy)
     return chosen
 
 
-def parse_device(text: str, base: Path, where: str) -> str:
+def parse_device_name(text: str, base: Path, where: str) -> str:
     kind, _, index = text.partition(":")
     numbered = index.isascii() and index.isdecimal() and len(index) < 4
     is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # only one cpu exists
@@ -173,7 +173,7 @@ def prepare_report_folder(text: str, base: Path, where: str) -> Path:
 
 
 def parse_corpus(text: str, base: Path, where: str) -> str:
-    names = (*CORPORA, *added_part_locations("corpora"))
+    names = (*CORPORA, *added_part_import_paths("corpora"))
     if text in names:
         return text
     path = base / parse_name(text, base, where)

@@ -13,28 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.decoding.prefix_tree import PrefixTrees, SwitchedText, TextRequest
+from emad_ref.decoding.prefix_tree import PrefixTrees, SwitchedText, TextGenerationRequest
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, GATED, SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.errors import stop_run_on_error
 from emad_ref.measurements.latency import Decoding
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
-from emad_ref.measurements.task_scores import GENERATED_LINE, ScoredLmEvalTask
+from emad_ref.measurements.task_scores import GENERATED_LINE, LmEvalTaskMetadata
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.statistics.units import ByItem
 from emad_ref.sweep.front import RoutedTaskItems
 from emad_ref.tasks.scoring import (
-    AnswerStrategy,
     Continuations,
+    EncodedTaskItem,
     OptionScore,
-    TaskItem,
-    WrittenAnswer,
-    cluster_items,
+    PairAnswerFunctions,
+    PairAnswerTokens,
+    cluster_duplicate_items,
     encode_item,
+    is_code_completion_correct,
     majority_accuracy,
-    passes_asserts,
 )
 from emad_ref.text import world
 from emad_ref.text.documents import Split
@@ -42,7 +42,7 @@ from emad_ref.text.documents import Split
 PAIR_ROWS = 64
 TEXTS = "plain documents"  # replaces a task if there is none
 WORLD = "world tasks"  # common name in reports
-MarkedItems = tuple[ByItem, list[list[WrittenAnswer]]]  # right [items] bool; per item a text, or every option
+MarkedItems = tuple[ByItem, list[list[PairAnswerTokens]]]  # right [items] bool; per item a text, or every option
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: results compare by identity
@@ -78,7 +78,7 @@ class ItemAnswers:
         return cls(right, np.array(emitted), np.array(by_large), flops, runs, walks, entropies)
 
     @property
-    def routed_items(self) -> RoutedTaskItems:
+    def item_scores_and_token_counts(self) -> RoutedTaskItems:
         """Input of a mixture by items."""
         return RoutedTaskItems(self.right.values.astype(np.float64), self.emitted, self.by_large)
 
@@ -99,17 +99,19 @@ class ItemAnswers:
         """Accepted over judged drafts of all runs; None without drafts."""
         runs = [one for one in self.runs if isinstance(one, SpeculationResult)]
         judged = sum(one.judged_count for one in runs)
-        return sum(int(one.count_drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
+        return sum(int(one.count_drafts_by_sequence(ACCEPTED).sum()) for one in runs) / judged if judged else None
 
 
-def is_right(item: TaskItem, text: str) -> bool:
+def is_right(item: EncodedTaskItem, text: str) -> bool:
     """Whether ``text``, generated greedily after the item's prompt, answers it: by its beginning, or as a program."""
     return (
-        passes_asserts(item.example, text) if item.example.scoring == "runs" else text.startswith(item.example.answer)
+        is_code_completion_correct(item.example, text)
+        if item.example.scoring == "runs"
+        else text.startswith(item.example.answer)
     )
 
 
-def compute_max_answer_tokens(items: Sequence[TaskItem]) -> int:
+def compute_max_answer_tokens(items: Sequence[EncodedTaskItem]) -> int:
     """Number of new tokens of the longest right answer; for a program, of a line."""
     if any(item.example.scoring == "runs" for item in items):
         return GENERATED_LINE
@@ -145,8 +147,8 @@ class PairTask:
 
     name: str
     guess: Callable[[], float]
-    texts: Callable[[Split, int], list[TextRequest]]
-    answered: Callable[[AnswerStrategy, Split, int], MarkedItems]
+    texts: Callable[[Split, int], list[TextGenerationRequest]]
+    answered: Callable[[PairAnswerFunctions, Split, int], MarkedItems]
     generated: bool = True
     published: bool = False
 
@@ -156,7 +158,7 @@ def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -
     large = models.large.subject
 
     @cache
-    def items(split: Split, count: int) -> list[TaskItem]:
+    def items(split: Split, count: int) -> list[EncodedTaskItem]:
         examples = world.generate_examples(name, split, count, seed)
         return [encode_item(example, large.tokenizer, large.opening_token) for example in examples]
 
@@ -167,34 +169,34 @@ def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -
             float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, examples)
         )
 
-    def texts(split: Split, count: int) -> list[TextRequest]:
+    def texts(split: Split, count: int) -> list[TextGenerationRequest]:
         stop = frozenset(large.tokenizer.encode("\n", add_special_tokens=False))
         most = compute_max_answer_tokens(items(split, count))
-        return [TextRequest(item.prompt, most, stop) for item in items(split, count)]
+        return [TextGenerationRequest(item.prompt, most, stop) for item in items(split, count)]
 
-    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+    def answered(way: PairAnswerFunctions, split: Split, count: int) -> MarkedItems:
         written, asked = way.write(texts(split, count)), items(split, count)
         decoded = [large.tokenizer.decode(one.tokens.tolist()) for one in written]
         right = np.array([is_right(*each) for each in zip(asked, decoded, strict=True)], dtype=bool)
-        return ByItem(right, cluster_items(asked)), [[one] for one in written]
+        return ByItem(right, cluster_duplicate_items(asked)), [[one] for one in written]
 
     return PairTask(name, guess, texts, answered)
 
 
-def make_lm_eval_task(task: ScoredLmEvalTask, models: PairModels) -> PairTask:
+def make_lm_eval_task(task: LmEvalTaskMetadata, models: PairModels) -> PairTask:
     """A task of lm-eval's that the user named, scored by lm-eval."""
     study, generated = models.large.subject.study, task.metric != "acc"
-    requests: dict[tuple[Split, int], list[TextRequest]] = {}
+    requests: dict[tuple[Split, int], list[TextGenerationRequest]] = {}
 
-    def texts(split: Split, count: int) -> list[TextRequest]:
+    def texts(split: Split, count: int) -> list[TextGenerationRequest]:
         if not generated:
             raise Unsupported(f"{task.name}: options are read, no text is written")
         if (split, count) not in requests:
-            empty = WrittenAnswer(np.empty(0, dtype=np.int64), 0)
-            answered(AnswerStrategy(lambda wanted: [empty for _ in wanted], None), split, count)
+            empty = PairAnswerTokens(np.empty(0, dtype=np.int64), 0)
+            answered(PairAnswerFunctions(lambda wanted: [empty for _ in wanted], None), split, count)
         return requests[split, count]
 
-    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+    def answered(way: PairAnswerFunctions, split: Split, count: int) -> MarkedItems:
         from emad_ref.tasks.pair_lm_eval_model import answer_documents, select_task_documents
 
         both = models.small.loaded, models.large.loaded
@@ -219,20 +221,20 @@ def make_openings_task(models: PairModels) -> PairTask:
     subject = models.large.subject
     budget = subject.budget
 
-    def texts(split: Split, count: int) -> list[TextRequest]:
+    def texts(split: Split, count: int) -> list[TextGenerationRequest]:
         room = subject.stepper.max_positions - budget.new_tokens
         prompts = subject.make_equal_prompts(2 * count, min(budget.prompt_tokens, room))
         half = prompts[:count] if split == "validate" else prompts[count:]
-        return [TextRequest(prompt.tokens, budget.new_tokens) for prompt in half]
+        return [TextGenerationRequest(prompt.tokens, budget.new_tokens) for prompt in half]
 
-    def answered(way: AnswerStrategy, split: Split, count: int) -> MarkedItems:
+    def answered(way: PairAnswerFunctions, split: Split, count: int) -> MarkedItems:
         written = way.write(texts(split, count))
         return ByItem.from_independent_items(np.zeros(len(written), dtype=bool)), [[one] for one in written]
 
     return PairTask(TEXTS, lambda: 0.0, texts, answered)
 
 
-def group_by_prompt_length(items: Sequence[TextRequest]) -> list[list[int]]:
+def group_by_prompt_length(items: Sequence[TextGenerationRequest]) -> list[list[int]]:
     """Indices of items in groups of equally long prompts, at most ``PAIR_ROWS`` each."""
     groups: list[list[int]] = []
     for index in sorted(range(len(items)), key=lambda index: len(items[index].prompt)):
@@ -245,9 +247,9 @@ def group_by_prompt_length(items: Sequence[TextRequest]) -> list[list[int]]:
 
 
 def decode_groups(
-    items: Sequence[TextRequest],
+    items: Sequence[TextGenerationRequest],
     groups: list[list[int]],
-    decode: Callable[[list[Prompt], TextRequest], SpeculationResult],
+    decode: Callable[[list[Prompt], TextGenerationRequest], SpeculationResult],
 ) -> tuple[list[Ints], list[SpeculationResult]]:
     """Emitted tokens per item, and the result of each of ``groups``.
 
@@ -332,10 +334,10 @@ class PairAnswers:
     def _switched(self, rule: SwitchingRule, task: str, split: Split, count: int) -> ItemAnswers:
         walks: list[SwitchedText] = []
 
-        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
+        def write(requests: Sequence[TextGenerationRequest]) -> list[PairAnswerTokens]:
             with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
                 walks[:] = self._texts.generate_switched(partners, [(text, rule) for text in requests])
-            return [WrittenAnswer(walk.tokens, walk.large_model_token_count, walk.entropy_bits) for walk in walks]
+            return [PairAnswerTokens(walk.tokens, walk.large_model_token_count, walk.entropy_bits) for walk in walks]
 
         def read(options: Continuations) -> list[OptionScore]:
             with self.models.open_partners() as partners:
@@ -344,13 +346,13 @@ class PairAnswers:
                 OptionScore(
                     float(walk.log_p.sum()),
                     bool(walk.greedy.all()),
-                    WrittenAnswer(tokens, int(walk.model.sum()), walk.entropy_bits),
+                    PairAnswerTokens(tokens, int(walk.model.sum()), walk.entropy_bits),
                 )
                 for (_, tokens), walk in zip(options, answers, strict=True)
             ]
 
         def run() -> ItemAnswers:
-            marked = self.get_task(task).answered(AnswerStrategy(write, read), split, count)
+            marked = self.get_task(task).answered(PairAnswerFunctions(write, read), split, count)
             flops = self.models.compute_switched_flops(walks) if walks and self.models.has_work_counts else None
             return ItemAnswers.from_marked_items(marked, flops, (), tuple(walks))
 
@@ -374,11 +376,11 @@ class PairAnswers:
             Unsupported: options with a gate, since scoring them drafts no token.
         """
 
-        def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
+        def generated(requests: Sequence[TextGenerationRequest]) -> tuple[list[PairAnswerTokens], list[Decoding]]:
             groups = group_by_prompt_length(requests)
             with self.models.open_partners(rows=PAIR_ROWS, audited=True) as (small, large):
 
-                def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
+                def decode(prompts: list[Prompt], text: TextGenerationRequest) -> SpeculationResult:
                     return speculate(
                         small, large, prompts, text.most, k=k, stop=text.stop, gate_bits=gate_bits, ended=text.ended
                     )
@@ -386,14 +388,14 @@ class PairAnswers:
                 emitted, done = decode_groups(requests, groups, decode)
             by_large = np.array([len(tokens) for tokens in emitted])
             for rows, one in zip(groups, done, strict=True):
-                by_large[rows] -= one.count_drafted(ACCEPTED) + one.count_drafted(GATED)
-            return [WrittenAnswer(*both) for both in zip(emitted, by_large.tolist(), strict=True)], list(done)
+                by_large[rows] -= one.count_drafts_by_sequence(ACCEPTED) + one.count_drafts_by_sequence(GATED)
+            return [PairAnswerTokens(*both) for both in zip(emitted, by_large.tolist(), strict=True)], list(done)
 
         if gate_bits is None and not self.get_task(task).generated:
             return self.answer_by_one_model(LARGE, task, split, count)
         return self._decoded(("speculated", k, gate_bits, task, split, count), generated)
 
-    def answer_by_gated_speculation(
+    def answer_by_speculation_without_flops(
         self, k: int, gate_bits: float | None, task: str, split: Split, count: int
     ) -> ItemAnswers:
         """Tokens and shares of ``answer_by_speculation``, read from the texts that rules share; without its work.
@@ -401,14 +403,14 @@ class PairAnswers:
         ``entropy_bits``: of the drafts that were judged.
         """
 
-        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
+        def write(requests: Sequence[TextGenerationRequest]) -> list[PairAnswerTokens]:
             with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
                 spoken = self._texts.generate_speculative(partners, requests, k, gate_bits)
-            return [WrittenAnswer(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
+            return [PairAnswerTokens(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
 
         def run() -> ItemAnswers:
             return ItemAnswers.from_marked_items(
-                self.get_task(task).answered(AnswerStrategy(write, None), split, count), None
+                self.get_task(task).answered(PairAnswerFunctions(write, None), split, count), None
             )
 
         return self._cached(("gated", k, gate_bits, task, split, count), run)
@@ -416,16 +418,16 @@ class PairAnswers:
     def answer_by_self_speculation(self, exit_layer: int, task: str, split: Split, count: int) -> ItemAnswers:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
-        def generated(requests: Sequence[TextRequest]) -> tuple[list[WrittenAnswer], list[Decoding]]:
+        def generated(requests: Sequence[TextGenerationRequest]) -> tuple[list[PairAnswerTokens], list[Decoding]]:
             with self.models.open_self_drafter(rows=PAIR_ROWS) as model:
 
-                def decode(prompts: list[Prompt], text: TextRequest) -> SpeculationResult:
+                def decode(prompts: list[Prompt], text: TextGenerationRequest) -> SpeculationResult:
                     return self_speculate(
                         model, exit_layer, prompts, text.most, k=DRAFT_TOKENS, stop=text.stop, ended=text.ended
                     )
 
                 emitted, done = decode_groups(requests, group_by_prompt_length(requests), decode)
-            return [WrittenAnswer(tokens, len(tokens)) for tokens in emitted], list(done)
+            return [PairAnswerTokens(tokens, len(tokens)) for tokens in emitted], list(done)
 
         if not self.get_task(task).generated:
             return self.answer_by_one_model(LARGE, task, split, count)
@@ -434,19 +436,19 @@ class PairAnswers:
     def _decoded(
         self,
         key: tuple[object, ...],
-        generated: Callable[[Sequence[TextRequest]], tuple[list[WrittenAnswer], list[Decoding]]],
+        generated: Callable[[Sequence[TextGenerationRequest]], tuple[list[PairAnswerTokens], list[Decoding]]],
     ) -> ItemAnswers:
         """Answers whose work is read from records; ``key`` ends with task, split and number of items."""
         runs: list[Decoding] = []
 
-        def write(requests: Sequence[TextRequest]) -> list[WrittenAnswer]:
+        def write(requests: Sequence[TextGenerationRequest]) -> list[PairAnswerTokens]:
             written, done = generated(requests)
             runs.extend(done)
             return written
 
         def run() -> ItemAnswers:
             task, split, count = key[-3:]
-            marked = self.get_task(str(task)).answered(AnswerStrategy(write, None), split, count)  # type: ignore[arg-type]
+            marked = self.get_task(str(task)).answered(PairAnswerFunctions(write, None), split, count)  # type: ignore[arg-type]
             spent = self.models.compute_flops_per_decoding(runs)
             return ItemAnswers.from_marked_items(marked, None if spent is None else int(spent.sum()), tuple(runs))
 
@@ -459,7 +461,7 @@ class PairAnswers:
 
     # ------------------------------------------------------------ greedy choices of the large model
 
-    def make_large_choice_masks(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
+    def make_large_greedy_choice_masks(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
         with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
             return [

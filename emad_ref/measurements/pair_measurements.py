@@ -18,13 +18,13 @@ from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.pair_timing import (
     PairArm,
     PairLatencyBenchmark,
+    make_decoder_arm,
     make_self_speculative_arm,
-    make_single_model_arm,
     make_speculative_arm,
     make_switching_arm,
 )
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PAIR_SIZES, ItemCounts, PairNames, Study
+from emad_ref.measurements.study import PAIR_SIZES, PairNames, PairSampleSizes, Study
 from emad_ref.models.loading import LoadedModel
 from emad_ref.sweep.front import switching_thresholds
 
@@ -50,7 +50,7 @@ class PairMeasurements:
         *,
         names: tuple[str, str],
         savings: tuple[float, ...],
-        size: ItemCounts | None = None,
+        size: PairSampleSizes | None = None,
     ):
         self.names, self.study, self.savings = PairNames(*names), study, savings
         self.size = size or PAIR_SIZES[study.budget.name]
@@ -110,7 +110,7 @@ TITLE = "switching and speculation of one pair"
 Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 
 
-def make_cost_score_tables(pair: PairMeasurements) -> Attachments:
+def make_cost_score_table(pair: PairMeasurements) -> Attachments:
     """The table over all tasks worth routing; a note says why self-speculation is missing, if it is."""
     tasks, reason = pair.routing_rules.written_tasks_worth_routing, pair.models.drafting_unavailable_reason
     absent = dict(pair.latency.transformers_arms.absent) | ({"self-speculation": reason} if reason else {})
@@ -168,8 +168,8 @@ def _tokens_per_second(
     with ExitStack() as stack:
         small, large = stack.enter_context(pair.models.open_partners())
         arms: dict[str, PairArm] = {
-            "small alone": make_single_model_arm(small.decoder),
-            "large alone": make_single_model_arm(large.decoder),
+            "small alone": make_decoder_arm(small.decoder),
+            "large alone": make_decoder_arm(large.decoder),
         }
         arms |= {name: make_switching_arm(small, large, rule) for name, rule in rules.items()}
         arms |= {name: make_speculative_arm(small, large, k, gate) for name, (k, gate) in widths.items()}

@@ -17,10 +17,10 @@ from emad_ref.decoding.speculation import VERIFIER, SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
-from emad_ref.measurements.latency import Decoding, get_record
+from emad_ref.measurements.latency import Decoding, get_decoding_record
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import ItemCounts, Study
+from emad_ref.measurements.study import PairSampleSizes, Study
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt, Session, Step, Unsupported
@@ -37,7 +37,9 @@ class PairModels:
         BadArgument: tokenizers that differ or are missing, an encoder-decoder, or a small model that is not smaller.
     """
 
-    def __init__(self, small: LoadedModel, large: LoadedModel, study: Study, resources: RunResources, size: ItemCounts):
+    def __init__(
+        self, small: LoadedModel, large: LoadedModel, study: Study, resources: RunResources, size: PairSampleSizes
+    ):
         _require_decoders(small, large)
         self.vocabulary = shared_vocabulary_size(small, large)
         parameters = small.geometry.parameter_count(), large.geometry.parameter_count()
@@ -85,7 +87,7 @@ class PairModels:
         with self.open_partners() as both:
             return all(partner.decoder.capabilities.counted for partner in both)
 
-    def compute_flops(self, work: Mapping[int, Work]) -> int:
+    def compute_flops_of_work(self, work: Mapping[int, Work]) -> int:
         """FLOPs of the models' executed work, by their geometries."""
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
 
@@ -93,7 +95,7 @@ class PairModels:
         """FLOPs of ``walks``, or only of ``opening`` them with the prompts, at the reference decoder's full depth."""
         layers = [evidence.subject.stepper.layers for evidence in self.both]
         return sum(
-            self.compute_flops({model: walk.compute_work(model, layers[model], opening)})
+            self.compute_flops_of_work({model: walk.compute_work_of_model(model, layers[model], opening)})
             for walk in walks
             for model in (SMALL, LARGE)
         )
@@ -102,10 +104,10 @@ class PairModels:
         """FLOPs of each result, prompts included, of the large model if only one worked; None without counts."""
         spent = []
         for one in results:
-            work = get_record(one).work
+            work = get_decoding_record(one).work
             if work is None:
                 return None
-            spent.append(self.compute_flops({LARGE: work[0]} if len(work) == 1 else work))
+            spent.append(self.compute_flops_of_work({LARGE: work[0]} if len(work) == 1 else work))
         return np.array(spent, dtype=np.float64)
 
     # ------------------------------------------------------------ decoders

@@ -18,13 +18,19 @@ from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rol
 from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.operating_points import decode_tokens_singly
 from emad_ref.measurements.pair_answers import TEXTS, ItemAnswers, PairAnswers, describe_rule
-from emad_ref.measurements.study import ItemCounts
+from emad_ref.measurements.study import PairSampleSizes
 from emad_ref.record import Floats
 from emad_ref.statistics.accuracy import estimate_accuracy_drop, guessing_pvalue
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import LEVEL
 from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutingMixture, RoutingRun, mix_rules, routing_front_indices, switching_thresholds
+from emad_ref.sweep.front import (
+    RoutingMixtureItemScores,
+    RoutingShareAndScore,
+    mix_runs_to_large_share,
+    routing_front_indices,
+    switching_thresholds,
+)
 
 WORTH_ROUTING = 0.10  # minimum gain of accuracy by the large model on a task
 LEAST_MULTIPLE = 4  # w and d_min must fit at least this many times into an answer
@@ -74,7 +80,7 @@ class PairComparison:
 
 
 @dataclass(frozen=True, eq=False)
-class RuleMixture:
+class RuleMixtureScores:
     """A task at a saving: each item by the first of ``rules`` with a probability, else by the second.
 
     ``score``     [items] of the judged ones; its mean is the expected score at exactly this saving. ``dealt``: right
@@ -96,7 +102,7 @@ class RoutingRules:
     ``savings``: those of the paper's scores, by its own cost; the proposed rule must save the first.
     """
 
-    def __init__(self, answers: PairAnswers, size: ItemCounts, name: str, savings: tuple[float, ...]):
+    def __init__(self, answers: PairAnswers, size: PairSampleSizes, name: str, savings: tuple[float, ...]):
         self.answers, self.size, self.savings, self._name = answers, size, savings, name
         self._families: dict[tuple[str, SwitchingConstants], dict[SwitchingRule, ItemAnswers]] = {}
 
@@ -150,7 +156,7 @@ class RoutingRules:
             f"is {100 * WORTH_ROUTING:.0f} points better: {reasons or 'no task'}"
         )
 
-    def task_unavailable_reason(self) -> str:
+    def no_scorable_task_reason(self) -> str:
         """Reason for no task; empty if there is one."""
         if self.answers.scorable_tasks:
             return ""
@@ -160,7 +166,7 @@ class RoutingRules:
 
     def routing_unavailable_reason(self) -> str:
         """Reason why EAD cannot be judged on this pair; empty if it can."""
-        if reason := self.answers.models.quality_unavailable_reason or self.task_unavailable_reason():
+        if reason := self.answers.models.quality_unavailable_reason or self.no_scorable_task_reason():
             return reason
         return "" if self.tasks_worth_routing else f"{self.tasks_not_worth_routing_note}; there is nothing to route"
 
@@ -199,12 +205,14 @@ class RoutingRules:
         """Rules whose mixtures score best on validation, by falling share of the large model."""
         tried = self.try_rules(task, constants)
         rules = list(tried)
-        front = routing_front_indices([RoutingRun(done.large_share, done.mean_score) for done in tried.values()])
+        front = routing_front_indices(
+            [RoutingShareAndScore(done.large_share, done.mean_score) for done in tried.values()]
+        )
         return [rules[index] for index in front]
 
-    def find_mixture_at_saving(
+    def evaluate_mixture_at_saving(
         self, task: str, saving: float, constants: SwitchingConstants | None = None
-    ) -> RuleMixture | None:
+    ) -> RuleMixtureScores | None:
         """The mixture of ``find_front_rules`` that saves exactly ``saving`` on the judged items.
 
         None if not even the small model saves that much.
@@ -216,10 +224,12 @@ class RoutingRules:
         rules, tried = self.find_front_rules(task, constants), self.try_rules(task, constants)
         judged = self.answers.answer_by_switching_rules(rules, task, "evaluate", self.size.judged)
         rng = np.random.default_rng(self.answers.seed)
-        chosen = mix_rules([tried[rule].routed_items for rule in rules], share, rng)
-        mixture = mix_rules([done.routed_items for done in judged], share, rng, near=chosen.first)
+        chosen = mix_runs_to_large_share([tried[rule].item_scores_and_token_counts for rule in rules], share, rng)
+        mixture = mix_runs_to_large_share(
+            [done.item_scores_and_token_counts for done in judged], share, rng, near=chosen.first
+        )
         first, second = rules[mixture.first], rules[mixture.second]
-        return RuleMixture(
+        return RuleMixtureScores(
             f"{mixture.probability:.0%} of items by {self.format_rule_name(first)}, {1 - mixture.probability:.0%} by "
             f"{self.format_rule_name(second)}",
             judged[0].right.with_values(mixture.score),
@@ -239,7 +249,7 @@ class RoutingRules:
                 return name
         return describe_rule(rule)
 
-    def propose_rule(self, task: str) -> SwitchingRule:
+    def select_rule_for_paper_saving(self, task: str) -> SwitchingRule:
         """One rule, no mixture: the best of those that switch and save the first of ``savings`` on validation.
 
         If none does, the cheapest.
@@ -275,7 +285,7 @@ class RoutingRules:
         return self.answers.answer_by_one_model(model, task, "evaluate", self.size.judged)
 
 
-def _mixture_share(mixture: RoutingMixture, judged: Sequence[ItemAnswers]) -> float:
+def _mixture_share(mixture: RoutingMixtureItemScores, judged: Sequence[ItemAnswers]) -> float:
     p, first, second = mixture.probability, judged[mixture.first], judged[mixture.second]
     by_large = p * first.by_large.sum() + (1 - p) * second.by_large.sum()
     return float(by_large / (p * first.emitted.sum() + (1 - p) * second.emitted.sum()))
@@ -284,12 +294,12 @@ def _mixture_share(mixture: RoutingMixture, judged: Sequence[ItemAnswers]) -> fl
 TURNS = "model by token"  # a figure of ``report.figures``
 
 
-def make_model_turns_table(rules: RoutingRules, task: str) -> Attachments:
+def make_item_switching_token_table(rules: RoutingRules, task: str) -> Attachments:
     """A table of the first judged item of ``task`` that both models write on, else of the first; empty for options.
 
     Columns ``entropy, bits`` H_t and ``rolling, bits`` H̄_t, both None in the prompt; ``threshold, bits`` τ.
     """
-    rule = rules.propose_rule(task)
+    rule = rules.select_rule_for_paper_saving(task)
     walks = rules.answer_judged_items(rule, task).walks
     if not walks:
         return Attachments()

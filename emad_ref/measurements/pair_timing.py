@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.spot_checks import TimedOutputs, check_timed_lengths, check_timed_requests
+from emad_ref.audit.spot_checks import TimedRequestOutputs, check_timed_lengths, check_timed_requests
 from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import self_speculate
@@ -25,10 +25,10 @@ from emad_ref.measurements.latency import (
     WARM_UP,
     Arm,
     ArmOutput,
-    RequestBatches,
+    RequestBatchesByPair,
     TimingResult,
-    describe_processes,
-    get_record,
+    describe_timing_processes,
+    get_decoding_record,
     time_arms,
 )
 from emad_ref.measurements.model_under_test import open_model
@@ -36,12 +36,12 @@ from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_timings, select_requests
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import ItemCounts, PairNames, Study
+from emad_ref.measurements.study import PairNames, PairSampleSizes, Study
 from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make_transformers_generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attach_copies, collect_attachments
+from emad_ref.probes.tuned_lens import attach_collected_tensors, collect_attachments
 from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
 from emad_ref.screening.drafts import ASSISTED
@@ -86,11 +86,13 @@ def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt
     return TransformersArms({name: one_row(arm) for name, arm in arms.items() if name not in absent}, absent)
 
 
-def make_switching_arms(models: PairModels, stack: ExitStack, *, rule: SwitchingRule) -> dict[str, PairArm]:
+def make_switching_and_speculative_arms(
+    models: PairModels, stack: ExitStack, *, rule: SwitchingRule
+) -> dict[str, PairArm]:
     """``large``, ``speculative``, and ``EAD`` by ``rule``."""
     small, large = stack.enter_context(models.open_partners())
     return {
-        "large": make_single_model_arm(large.decoder),
+        "large": make_decoder_arm(large.decoder),
         "speculative": make_speculative_arm(small, large),
         "EAD": make_switching_arm(small, large, rule),
     }
@@ -105,8 +107,8 @@ def make_emad_and_speculative_arms(
     """
     small, large = stack.enter_context(models.open_partners())
     arms = {
-        "large": make_single_model_arm(large.decoder),
-        "EMAD": make_single_model_arm(stack.enter_context(models.large.subject.open_decoder(point))),
+        "large": make_decoder_arm(large.decoder),
+        "EMAD": make_decoder_arm(stack.enter_context(models.large.subject.open_decoder(point))),
         "speculative": make_speculative_arm(small, large),
     }
     if exit_layers := models.drafting_exit_layers:
@@ -116,7 +118,7 @@ def make_emad_and_speculative_arms(
     return arms
 
 
-def make_single_model_arm(decoder: Decoder) -> PairArm:
+def make_decoder_arm(decoder: Decoder) -> PairArm:
     return lambda prompt, new: decoder.generate([prompt], new, frozenset())
 
 
@@ -134,7 +136,9 @@ def make_self_speculative_arm(model: Partner, exit_layer: int) -> PairArm:
     return lambda prompt, new: self_speculate(model, exit_layer, [prompt], new, k=DRAFT_TOKENS)
 
 
-def time_pair_arms(models: PairModels, arms: Mapping[str, PairArm], requests: RequestBatches, new: int) -> TimingResult:
+def time_pair_arms(
+    models: PairModels, arms: Mapping[str, PairArm], requests: RequestBatchesByPair, new: int
+) -> TimingResult:
     """Time every arm on all ``requests``, of one row and ``new`` tokens each, in this process."""
 
     def of_one(arm: PairArm) -> Arm:
@@ -145,22 +149,22 @@ def time_pair_arms(models: PairModels, arms: Mapping[str, PairArm], requests: Re
         return time_arms({name: of_one(arm) for name, arm in arms.items()}, requests, decoder.synchronize)
 
 
-def compute_accepted_shares(timed: TimingResult, arm: str) -> list[float]:
+def compute_acceptance_rate_per_output(timed: TimingResult, arm: str) -> list[float]:
     """Accepted over judged drafts, of each output of ``arm`` that was drafted."""
     drafted = [output for output in timed.audited_decodings(arm) if isinstance(output, SpeculationResult)]
     return [output.acceptance_rate for output in drafted if output.acceptance_rate is not None]
 
 
-def time_pair_in_subprocess(
+def time_pair_as_subprocess_task(
     resources: RunResources,
     *,
     names: tuple[str, str],
     fingerprint: str,
     study: Study,
-    size: ItemCounts,
+    size: PairSampleSizes,
     factory: ArmFactory,
     attached: Sequence[Mapping[str, Mapping[str, Any]]],
-    requests: RequestBatches,
+    requests: RequestBatchesByPair,
     new: int,
 ) -> TimingResult:
     """Time the pairs of one process, of the models ``names`` under ``study``, with transformers' own arms.
@@ -178,7 +182,7 @@ def time_pair_in_subprocess(
             both = " + ".join(names)
             raise FingerprintMismatch(f"{both} are not the models any more with which the run began")
         for measured, own in zip(models.both, attached, strict=True):
-            attach_copies(measured.subject.stepper, own)
+            attach_collected_tensors(measured.subject.stepper, own)
         others = try_transformers_arms(small, large, requests.batches[0][0]).arms
         return time_pair_arms(models, {**factory(models, stack), **others}, requests, new)
 
@@ -199,10 +203,10 @@ class PairLatencyBenchmark:
         return self._rules.decodable_tasks[0]
 
     @cached_property
-    def timed_rule(self) -> SwitchingRule:
+    def timed_switching_rule(self) -> SwitchingRule:
         """The rule of the arm ``EAD``: the proposed one, else the one nearest to the paper's first saving."""
         if self._rules.written_tasks_worth_routing:
-            return self._rules.propose_rule(self.timed_task)
+            return self._rules.select_rule_for_paper_saving(self.timed_task)
         return self._rules.find_rule_nearest_saving(self.timed_task, self._rules.savings[0])
 
     @cached_property
@@ -233,13 +237,16 @@ class PairLatencyBenchmark:
 
     @cached_property
     def switching_timings(self) -> TimingResult:
-        """``large``, ``speculative``, ``EAD`` by ``timed_rule``, and those of ``transformers_arms``.
+        """``large``, ``speculative``, ``EAD`` by ``timed_switching_rule``, and those of ``transformers_arms``.
 
         Raises:
             AuditRefutedError: speculation emitted other tokens than the large model, and no tie excuses it.
             SubprocessFailed: a fresh process ended without its times.
         """
-        timed, large = self._raced(partial(make_switching_arms, rule=self.timed_rule)), self._models.large.subject
+        timed, large = (
+            self._raced(partial(make_switching_and_speculative_arms, rule=self.timed_switching_rule)),
+            self._models.large.subject,
+        )
         with large.open_decoder(large.full_depth_point) as verifier:
             self.require_lossless(timed, verifier.capabilities)
         return timed
@@ -258,9 +265,9 @@ class PairLatencyBenchmark:
             self._require_claimed(timed, point, emad.capabilities)
         return timed
 
-    def _requests(self, pairs: int) -> RequestBatches:
+    def _requests(self, pairs: int) -> RequestBatchesByPair:
         batches = [[prompt] for prompt in self.make_prompts(pairs + WARM_UP)]
-        return RequestBatches(batches, range(pairs), (self._seed,))
+        return RequestBatchesByPair(batches, range(pairs), (self._seed,))
 
     def _raced(self, factory: ArmFactory) -> TimingResult:
         """Time the project's arms and transformers', in this process or divided over fresh ones."""
@@ -271,7 +278,7 @@ class PairLatencyBenchmark:
             request_s = self._seconds(arms)
         whole, models = self._requests(self._pairs), self._models
         timing = partial(
-            time_pair_in_subprocess,
+            time_pair_as_subprocess_task,
             names=(self._names.small, self._names.large),
             fingerprint=models.fingerprint,
             study=self._study,
@@ -284,7 +291,9 @@ class PairLatencyBenchmark:
         def share(number: int, pairs: Ints) -> SubprocessTask:
             return partial(timing, requests=select_requests(whole, pairs, number))
 
-        parts = self._replicates.run_in_processes(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
+        parts = self._replicates.run_request_shares_in_processes(
+            self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s
+        )
         return self._of_one_length(join_timings(parts))
 
     def _seconds(self, arms: Mapping[str, PairArm]) -> float:
@@ -298,7 +307,7 @@ class PairLatencyBenchmark:
 
     def describe_timing(self, timed: TimingResult) -> str:
         """One sentence about the timed arms, the requests, and the machine."""
-        where = describe_processes(timed.process, self._replicates.single_process_reason)
+        where = describe_timing_processes(timed.process, self._replicates.single_process_reason)
         return (
             f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "
             f"{self.timed_task}, {len(timed.prompts)} pairs {where}"
@@ -307,7 +316,7 @@ class PairLatencyBenchmark:
     # ------------------------------------------------------------ checks after the clock
 
     def _of_one_length(self, timed: TimingResult) -> TimingResult:
-        check_timed_lengths(timed.emitted_token_ids(), 1, self.n_new_tokens).require()
+        check_timed_lengths(timed.emitted_token_ids_by_arm(), 1, self.n_new_tokens).require()
         return timed
 
     def require_lossless(self, timed: TimingResult, verifier: Capabilities, alone: str = "large") -> None:
@@ -315,7 +324,7 @@ class PairLatencyBenchmark:
 
         Ties within the noise that the large model's decoder declares are excused. Raises AuditRefutedError.
         """
-        large, emitted = self._models.large.subject, timed.emitted_token_ids()
+        large, emitted = self._models.large.subject, timed.emitted_token_ids_by_arm()
         prompts, declared = [prompt for (prompt,) in timed.prompts], large.compute_allowed_difference(verifier)
         expected, *others = (
             [rows[0].tolist() for rows in emitted[name]] for name in (alone, *LOSSLESS_ARMS) if name in emitted
@@ -330,7 +339,10 @@ class PairLatencyBenchmark:
         large, pairs = self._models.large.subject, len(timed.prompts)
         audited = np.random.default_rng([self._seed, pairs]).choice(pairs, min(pairs, AUDITED_PAIRS), False)
         records = timed.audited_decodings("EMAD")
-        chosen = [TimedOutputs(timed.prompts[pair], {"EMAD": get_record(records[pair])}, {}) for pair in audited]
+        chosen = [
+            TimedRequestOutputs(timed.prompts[pair], {"EMAD": get_decoding_record(records[pair])}, {})
+            for pair in audited
+        ]
         noise = {"EMAD": max(large.tolerance, capabilities.logit_noise)}
         check_timed_requests(
             chosen, {"EMAD": point}, self.n_new_tokens, large.reference_lens, noise, counted=capabilities.counted

@@ -1,7 +1,7 @@
 """EMAD against its baselines: sweeps by replay, Pareto fronts chosen on validation and judged on evaluation.
 
-Confidence rules of early exits have their own table, on the first windows of both splits. ``ProfileFlatness`` relates
-the slope of a model's entropy profile to EMAD's gain on it.
+Confidence rules of early exits have their own table, on the first windows of both splits.
+``EntropySlopeAndMarginGain`` relates the slope of a model's entropy profile to EMAD's gain on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
 from emad_ref.signals import SIGNALS, perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.fronts import FamilySplit, PointFamily, compare_at_equal_flops
+from emad_ref.statistics.fronts import FamilySplit, PointFamily, compare_families_at_saving_levels
 from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.front import FamilyFront
@@ -42,7 +42,13 @@ from emad_ref.sweep.grids import (
     margin_points,
     point_families,
 )
-from emad_ref.sweep.losses import PointColumns, PointLoss, cheapest_within_bounds, point_columns, point_losses
+from emad_ref.sweep.losses import (
+    PointColumnsBySequence,
+    PointLoss,
+    cheapest_within_bounds,
+    point_losses,
+    replay_points_to_columns,
+)
 from emad_ref.text.documents import Split as Of
 
 # name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule unpruned
@@ -82,7 +88,7 @@ class FamilyComparison:
         self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
         self.refused = refused
         self._evaluated: dict[OperatingPoint, PointLoss] = {}
-        self._columns: dict[tuple[str, Of], PointColumns] = {}
+        self._columns: dict[tuple[str, Of], PointColumnsBySequence] = {}
 
     @cached_property
     def validation_trace(self) -> Trace:
@@ -97,17 +103,17 @@ class FamilyComparison:
         """Family name in tables → its points."""
         return self._make(NetSavingFunction(self.validation_trace, self.geometry))
 
-    def compute_validation_losses(self, name: str) -> list[PointLoss]:
+    def compute_validation_point_losses(self, name: str) -> list[PointLoss]:
         """Validation losses of a family."""
         return point_losses(self.validation_trace, self.geometry, self.points_by_family[name])
 
     @cached_property
-    def full_depth_validation_loss(self) -> PointLoss:
+    def full_depth_validation_point_loss(self) -> PointLoss:
         """Full depth on the validation split."""
         (reference,) = point_losses(self.validation_trace, self.geometry, [full_depth(self.validation_trace.layers)])
         return reference
 
-    def compute_evaluation_loss(self, point: OperatingPoint) -> PointLoss:
+    def compute_evaluation_point_loss(self, point: OperatingPoint) -> PointLoss:
         """The evaluation loss of one point."""
         if point not in self._evaluated:
             (self._evaluated[point],) = point_losses(self.evaluation_trace, self.geometry, [point])
@@ -115,44 +121,44 @@ class FamilyComparison:
 
     # ------------------------------------------------------------ at equal FLOPs
 
-    def compute_family_columns(self, name: str, of: Of) -> PointColumns:
+    def compute_window_losses_and_flops(self, name: str, of: Of) -> PointColumnsBySequence:
         """Loss and FLOPs of full depth and then of the family's points, on every window of a split."""
         if (name, of) not in self._columns:
             self._columns[name, of] = self._replayed(self.points_by_family[name], of)
         return self._columns[name, of]
 
-    def choose_criterion(self, name: str) -> str:
+    def choose_quality_metric(self, name: str) -> str:
         """Criterion of a family's front: ``perplexity``, or ``accuracy`` if any point's perplexity is infinite.
 
         A pruned vocabulary that loses next tokens makes it infinite.
         """
-        finite = all(np.isfinite(self.compute_family_columns(name, of).nll_nats).all() for of in SPLITS)
+        finite = all(np.isfinite(self.compute_window_losses_and_flops(name, of).nll_nats).all() for of in SPLITS)
         return PERPLEXITY if finite else ACCURACY
 
-    def make_family(self, name: str, by: str = PERPLEXITY) -> PointFamily:
+    def replay_point_family_by_document(self, name: str, by: str = PERPLEXITY) -> PointFamily:
         """A family by document, full depth first."""
-        return self._family(self.points_by_family[name], lambda of: self.compute_family_columns(name, of), by)
+        return self._family(self.points_by_family[name], lambda of: self.compute_window_losses_and_flops(name, of), by)
 
     def make_family_of_points(self, points: Sequence[OperatingPoint]) -> PointFamily:
         """Full depth and ``points`` outside the tables' families, by document."""
         return self._family(points, lambda of: self._replayed(points, of), PERPLEXITY)
 
-    def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> PointColumns:
+    def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> PointColumnsBySequence:
         trace = self._traced(of)
-        return point_columns(trace, self.geometry, [full_depth(trace.layers), *points])
+        return replay_points_to_columns(trace, self.geometry, [full_depth(trace.layers), *points])
 
     def _family(
-        self, points: Sequence[OperatingPoint], columns_of: Callable[[Of], PointColumns], by: str
+        self, points: Sequence[OperatingPoint], columns_of: Callable[[Of], PointColumnsBySequence], by: str
     ) -> PointFamily:
         def split(of: Of) -> FamilySplit:
             here = columns_of(of)
             loss, flops = (self._by_document(values, of) for values in (getattr(here, COLUMN[by]), here.flops))
-            return FamilySplit(loss, flops, self._by_document(self._traced(of).sequence_lengths, of))
+            return FamilySplit(loss, flops, self._by_document(self._traced(of).n_decided_by_sequence, of))
 
         return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
 
     def _by_document(self, values: NDArray[Any], of: Of) -> ByDocument:
-        return ByDocument.from_windows(values, documents_of_windows(self._sequences(of)))
+        return ByDocument.from_summed_windows(values, documents_of_windows(self._sequences(of)))
 
     def _traced(self, of: Of) -> Trace:
         return self.validation_trace if of == "validate" else self.evaluation_trace
@@ -167,7 +173,10 @@ class FamilyComparison:
         EMAD's; if perplexity is infinite (None), the share of wrong next tokens over EMAD's (``wrong over EMAD``).
         Intervals are two-sided 95 %, by document, over selection and evaluation.
         """
-        fronts = {name: self.make_family(name, self.choose_criterion(name)) for name in self.points_by_family}
+        fronts = {
+            name: self.replay_point_family_by_document(name, self.choose_quality_metric(name))
+            for name in self.points_by_family
+        }
         reached = {level: self._common(fronts, level) for level in levels}
         savings = {level: saving for level, saving in reached.items() if saving is not None}
         over = {name: self._over_emad(name, family, savings, seed) for name, family in fronts.items()}
@@ -192,27 +201,29 @@ class FamilyComparison:
     ) -> dict[float, Estimate]:
         if name == EMAD_FAMILY:
             return {}
-        emad = self.make_family(EMAD_FAMILY, self.choose_criterion(name))
+        emad = self.replay_point_family_by_document(EMAD_FAMILY, self.choose_quality_metric(name))
         both = [
             saving
             for level, saving in savings.items()
             if level <= min(family.largest_validation_saving, emad.largest_validation_saving)
         ]
         rng = np.random.default_rng(seed)
-        comparisons = compare_at_equal_flops(
+        comparisons = compare_families_at_saving_levels(
             family, emad, both, threshold=0.0, rng=rng, unit="per token", resamples=SHOWN
         )
         return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed = front.mix_per_draw(saving)
-        columns = self.compute_family_columns(name, "evaluate")
-        by = self.choose_criterion(name)
-        tokens = int(self.evaluation_trace.sequence_lengths.sum())
+        mixed = front.mix_corners_to_saving(saving)
+        columns = self.compute_window_losses_and_flops(name, "evaluate")
+        by = self.choose_quality_metric(name)
+        tokens = int(self.evaluation_trace.n_decided_by_sequence.sum())
 
         def mean(values: Floats) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
-            return float(mixed.expectation(values.sum(axis=0))[0] / tokens), float(values[:, 0].sum() / tokens)
+            return float(mixed.expectation_of_point_values(values.sum(axis=0))[0] / tokens), float(
+                values[:, 0].sum() / tokens
+            )
 
         nll, full_nll = mean(columns.nll_nats) if by == PERPLEXITY else (None, None)
         wrong, full_wrong = mean(columns.wrong)
@@ -255,7 +266,7 @@ def sort_by_saving_and_rise(rows: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 
 class BaselineComparison(FamilyComparison):
-    """On all text of both splits; the first family is EMAD as published. ``confidence_rules``: confidence rules."""
+    """On all text of both splits; the first family is EMAD as published. Another: ``confidence_rule_comparison``."""
 
     def __init__(self, traces: LensTraces):
         subject = traces.subject
@@ -272,7 +283,7 @@ class BaselineComparison(FamilyComparison):
         self._traces = traces
 
     @cached_property
-    def confidence_rules(self) -> FamilyComparison:
+    def confidence_rule_comparison(self) -> FamilyComparison:
         """The confidence rules' sweeps."""
         return make_confidence_comparison(self._traces)
 
@@ -292,10 +303,10 @@ class BaselineComparison(FamilyComparison):
         else:
             notes += [
                 f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
-                for rule, reason in self.confidence_rules.refused.items()
+                for rule, reason in self.confidence_rule_comparison.refused.items()
             ]
-            early = self.confidence_rules.make_pareto_rows(seed)
-            windows = self.confidence_rules.evaluation_trace.n_sequences
+            early = self.confidence_rule_comparison.make_pareto_rows(seed)
+            windows = self.confidence_rule_comparison.evaluation_trace.n_sequences
             titled[f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}"] = early
         if not rows:
             notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
@@ -337,7 +348,7 @@ LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling 
 
 
 @dataclass(frozen=True)
-class ProfileFlatness:
+class EntropySlopeAndMarginGain:
     """One model on one corpus. ``slope`` of mean H_ℓ over ℓ in nats per layer; nearer to zero is flatter.
 
     ``gain``: net FLOP reduction of the margin ``point`` ("no margin" if none saves).
@@ -350,30 +361,30 @@ class ProfileFlatness:
     gain: float
 
 
-def measure_profile_flatness(
+def measure_entropy_slope_and_gain(
     traces: LensTraces, rivals: BaselineComparison, rng: np.random.Generator
-) -> ProfileFlatness:
+) -> EntropySlopeAndMarginGain:
     """Flatness of a model on its corpus."""
     slope = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=rng)
-    point, saved, _ = measure_margin_gain(rivals)
-    return ProfileFlatness(traces.subject.name, traces.subject.corpus, slope, point, saved)
+    point, saved, _ = measure_best_margin_gain(rivals)
+    return EntropySlopeAndMarginGain(traces.subject.name, traces.subject.corpus, slope, point, saved)
 
 
 MarginGain = tuple[str, float, float]  # name of a margin; net share of FLOPs saved, and rise, on the evaluation split
 
 
-def measure_margin_gain(rivals: BaselineComparison) -> MarginGain:
+def measure_best_margin_gain(rivals: BaselineComparison) -> MarginGain:
     """Gain of the margin that saves most within F1's bounds on validation; "no margin" without one."""
     best = cheapest_within_bounds(
-        rivals.compute_validation_losses(EMAD_FAMILY), rivals.full_depth_validation_loss.perplexity
+        rivals.compute_validation_point_losses(EMAD_FAMILY), rivals.full_depth_validation_point_loss.perplexity
     )
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return "no margin", 0.0, 0.0
-    judged = rivals.compute_evaluation_loss(best.point)
+    judged = rivals.compute_evaluation_point_loss(best.point)
     return best.point.name, judged.net_reduction, judged.perplexity_rise
 
 
-def compute_flatness_trend(dots: Sequence[ProfileFlatness]) -> tuple[float, float]:
+def correlate_entropy_slope_with_gain(dots: Sequence[EntropySlopeAndMarginGain]) -> tuple[float, float]:
     """(Spearman ρ of steepness and gain, exact two-sided p); the paper expects ρ > 0. NaN where all gains are equal.
 
     Raises:

@@ -33,7 +33,7 @@ from emad_ref.measurements.latency import (
     ENTROPY_BITS,
     WARM_UP,
     LatencyBenchmark,
-    RequestBatches,
+    RequestBatchesByPair,
     TimingFunction,
     TimingResult,
     draw_audited_pairs,
@@ -47,7 +47,7 @@ from emad_ref.measurements.traces import LensTraces
 from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.tuned_lens import attach_copies, collect_attachments
+from emad_ref.probes.tuned_lens import attach_collected_tensors, collect_attachments
 from emad_ref.record import Floats, Ints
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder
@@ -115,7 +115,7 @@ def _failure_message(how: str, output: Path, remedy: str) -> str:
     )
 
 
-def time_in_subprocess(
+def time_model_as_subprocess_task(
     resources: RunResources,
     *,
     name: str,
@@ -124,7 +124,7 @@ def time_in_subprocess(
     race: TimingFunction,
     shape: tuple[int, int],
     attached: Mapping[str, Mapping[str, Any]],
-    requests: Mapping[int, RequestBatches],
+    requests: Mapping[int, RequestBatchesByPair],
 ) -> dict[int, TimingResult]:
     """Batch size → times of the pairs that one process times, of the model ``name`` under ``study``.
 
@@ -137,7 +137,7 @@ def time_in_subprocess(
     with open_model(name, study) as loaded:
         if loaded.fingerprint != fingerprint:
             raise FingerprintMismatch(f"{name!r} is not the model any more with which the run began")
-        attach_copies(loaded.stepper, attached)
+        attach_collected_tensors(loaded.stepper, attached)
         subject = ModelUnderTest(loaded, study, resources)
         points = CandidatePoints(LensTraces(subject), TaskScores(subject), FlopVerification(ReplayValidity(subject)))
         benchmark = LatencyBenchmark(points, shape=shape)
@@ -154,12 +154,12 @@ class ProcessReplicates:
         else:
             self.single_process_reason = "" if runner.start is not None else runner.without
 
-    def time_over_processes(
+    def time_batch_sizes_over_processes(
         self,
         benchmark: LatencyBenchmark,
         race: TimingFunction,
         points: Collection[OperatingPoint],
-        requests: Mapping[int, RequestBatches],
+        requests: Mapping[int, RequestBatchesByPair],
     ) -> dict[int, TimingResult]:
         """Batch size → ``race`` of all pairs; each process times all batch sizes, so that it loads the model once.
 
@@ -173,7 +173,7 @@ class ProcessReplicates:
                 with subject.open_decoder(each, max_rows=rows):
                     pass  # raises by name if the decoder declines the point
         timing = partial(
-            time_in_subprocess,
+            time_model_as_subprocess_task,
             name=subject.name,
             fingerprint=subject.fingerprint,
             study=subject.study,
@@ -186,10 +186,12 @@ class ProcessReplicates:
             own = {rows: select_requests(whole, pairs, number) for rows, whole in requests.items()}
             return partial(timing, requests=own)
 
-        parts = self.run_in_processes(subject.budget.pairs, share, partial(benchmark.estimate_seconds, requests))
+        parts = self.run_request_shares_in_processes(
+            subject.budget.pairs, share, partial(benchmark.estimate_seconds, requests)
+        )
         return {rows: join_timings([part[rows] for part in parts]) for rows in requests}
 
-    def run_in_processes(
+    def run_request_shares_in_processes(
         self, pairs: int, share: Callable[[int, Ints], SubprocessTask], expected_s: Callable[[int], float]
     ) -> list[Any]:
         """Results of each process's ``share(number, pairs)``, in order.
@@ -204,7 +206,7 @@ class ProcessReplicates:
         return [run_in_subprocess(self._runner, share(number, each), longest) for number, each in enumerate(bar)]
 
 
-def select_requests(requests: RequestBatches, pairs: Ints, number: int) -> RequestBatches:
+def select_requests(requests: RequestBatchesByPair, pairs: Ints, number: int) -> RequestBatchesByPair:
     """``pairs`` of all ``requests``, behind the same warm-up, in an order of arms drawn by ``number``."""
     batches = [*requests.batches[:WARM_UP], *(requests.batches[WARM_UP + pair] for pair in pairs)]
     audited = None

@@ -24,7 +24,7 @@ from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
-from emad_ref.models.model_spec import ModelSpec, find_saved_folder, save_model
+from emad_ref.models.model_spec import ModelSpec, find_safetensors_source_folder, save_model
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth
@@ -33,7 +33,7 @@ from emad_ref.protocol import Decoder, ModelRef, Request, Unsupported
 from emad_ref.wire.address import Address, UrlAddress
 from emad_ref.wire.client import DecoderClient
 from emad_ref.wire.engine import EngineClient
-from emad_ref.wire.messages import ServedModel
+from emad_ref.wire.messages import RequestedModel
 from emad_ref.workers.dispatch import WorkerPool
 
 _JUDGE_MODEL: ContextVar[LoadedModel | None] = ContextVar("the judge's model, while a decoder is made", default=None)
@@ -138,7 +138,7 @@ def make_reference_decoder(request: Request) -> Decoder:
     return _reference_decoder(request, request.model.load())
 
 
-def make_judge_decoder(request: Request) -> Decoder:
+def make_decoder_on_judge_model(request: Request) -> Decoder:
     """The reference decoder over the judge's model, without a copy."""
     return _reference_decoder(request, get_judge_model() or request.model.load())
 
@@ -192,7 +192,7 @@ class RunResources:
     None: stderr. ``workers`` read text for lens traces, None: this process. ``runner`` times shares of pairs.
     """
 
-    make_decoder: Callable[[Request], Decoder] = make_judge_decoder
+    make_decoder: Callable[[Request], Decoder] = make_decoder_on_judge_model
     progress_stream: Callable[[], TextIO | None] = lambda: None
     workers: WorkerPool | None = None
     runner: SubprocessRunner = NO_SUBPROCESS
@@ -221,9 +221,9 @@ class RemoteDecoders:
             window = window_size(loaded.stepper.max_positions)
             return self._engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
         assert self._remote is not None, "an address is a URL or speaks the wire protocol"
-        folder = str(find_saved_folder(loaded) or self._save(loaded))
+        folder = str(find_safetensors_source_folder(loaded) or self._save(loaded))
         facts = loaded.provenance
-        model = ServedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
+        model = RequestedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
         return self._remote.open_decoder(request, model, loaded.geometry.vocabulary)
 
     @property

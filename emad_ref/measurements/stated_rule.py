@@ -46,7 +46,7 @@ EXPLAINED = 1.15  # factor on the ratio that blocks explain, for overheads that 
 
 
 @dataclass(frozen=True)
-class OwnRuleEvidence:
+class OwnRuleSpeedupEvidence:
     """``full_s``, ``rule_s`` [pairs] seconds of requests with prompts that are new to both arms. ``loss``,
     ``full_loss`` [documents]: −log p, in nats, that the model at full depth gives the tokens emitted under the rule and
     at full depth; ``tokens`` [documents].
@@ -68,7 +68,7 @@ class OwnRuleEvidence:
     generate_s: ByPair | None = None
 
 
-def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleEvidence:
+def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleSpeedupEvidence:
     """Answers of both arms to requests about ``subject``'s evaluation documents.
 
     Raises:
@@ -80,7 +80,7 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
     witnessed = set(rng.choice(len(prompts), min(WITNESSED, len(prompts) // 2), replace=False).tolist())
     seconds: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
     emitted: dict[str, list[Ints]] = {arm: [] for arm in ARMS}
-    runs: dict[str, list[BlockRuns]] = {arm: [] for arm in ARMS}
+    runs: dict[str, list[BlockExecutionStats]] = {arm: [] for arm in ARMS}
     first: dict[str, list[int]] = {arm: [] for arm in ARMS}  # timed prompts that the arm answered first
     generate_s: list[float] = []
     order = list(ARMS)
@@ -88,7 +88,7 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
         subject.open_decoder(subject.full_depth_point) as full,
         subject.open_decoder(subject.full_depth_point, own_rule=True) as rule,
     ):
-        stated = require_stated_rule(rule)
+        stated = get_required_stated_rule(rule)
         decoders = dict(zip(ARMS, (full, rule), strict=True))
         for decoder in decoders.values():
             decoder.generate([Prompt(prompts[0].tokens[::-1].copy())], NEW, frozenset())  # the first may compile
@@ -116,11 +116,11 @@ def measure_own_rule(subject: ModelUnderTest, documents: int = DOCUMENTS) -> Own
         for arm in ARMS
     }
     seen = _all_seen(runs)
-    rule_runs = BlockRuns.concatenate(runs["rule"])
-    full_runs = BlockRuns.concatenate(runs["full"]).reduce_to_full_depth_work(rule_runs, subject.stepper.layers)
+    rule_runs = BlockExecutionStats.concatenate(runs["rule"])
+    full_runs = BlockExecutionStats.concatenate(runs["full"]).cap_at_full_depth_work(rule_runs, subject.stepper.layers)
     pairs = min(map(len, first.values()))
     new_s = {arm: ByPair(np.array([seconds[arm][at] for at in first[arm][:pairs]])) for arm in ARMS}
-    return OwnRuleEvidence(
+    return OwnRuleSpeedupEvidence(
         stated,
         new_s["full"],
         new_s["rule"],
@@ -148,7 +148,7 @@ def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
 
 
 @dataclass(frozen=True)
-class BlockRuns:
+class BlockExecutionStats:
     """Blocks and heads that ran on lent modules during answers.
 
     ``counts`` [documents]: blocks of single-token steps. ``step_s``, ``prompt_s``: seconds in them, and in blocks that
@@ -168,7 +168,7 @@ class BlockRuns:
     passed: np.ndarray
 
     @classmethod
-    def concatenate(cls, runs: Sequence[BlockRuns]) -> BlockRuns:
+    def concatenate(cls, runs: Sequence[BlockExecutionStats]) -> BlockExecutionStats:
         """``runs`` end to end."""
         columns: dict[str, Any] = {}
         for each in fields(cls):
@@ -176,7 +176,7 @@ class BlockRuns:
             columns[each.name] = np.concatenate(values) if isinstance(values[0], np.ndarray) else sum(values)
         return cls(**columns)
 
-    def reduce_to_full_depth_work(self, rule: BlockRuns, layers: int) -> BlockRuns:
+    def cap_at_full_depth_work(self, rule: BlockExecutionStats, layers: int) -> BlockExecutionStats:
         """Work that full depth needs: each of ``layers`` once for each token, and prompts in passes as ``rule``'s.
 
         Otherwise repeated work would count as savings of the rule.
@@ -192,7 +192,7 @@ class BlockRuns:
         )
 
 
-def compute_explained_speedup(full: BlockRuns, rule: BlockRuns) -> float:
+def compute_explained_speedup(full: BlockExecutionStats, rule: BlockExecutionStats) -> float:
     """Time of full depth over that of the rule, if only executed blocks and heads differ."""
     blocks = (full.counts.sum() - rule.counts.sum()) * rule.step_s / rule.counts.sum()
     paced = rule if rule.heads else full  # a rule may never read a whole head
@@ -201,7 +201,7 @@ def compute_explained_speedup(full: BlockRuns, rule: BlockRuns) -> float:
     return 1 + sum(max(float(each), 0.0) for each in beyond) / rule.whole_s
 
 
-def _all_seen(runs: Mapping[str, Sequence[BlockRuns]]) -> bool:
+def _all_seen(runs: Mapping[str, Sequence[BlockExecutionStats]]) -> bool:
     """Whether blocks of single-token steps were observed in every arm."""
     return all(any(run.counts.sum() for run in arm) for arm in runs.values())
 
@@ -227,10 +227,10 @@ def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     return -float(log_p[np.arange(len(tokens)), tokens].sum())
 
 
-def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockRuns, Ints]:
+def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockExecutionStats, Ints]:
     """(Blocks and heads that run on lent modules while ``decoder`` answers, its tokens)."""
     models = [loaded.model for loaded in subject.isolation.loaded_copies]
-    with record_block_calls(models, decoder.synchronize) as (ran, heads):
+    with record_block_and_head_calls(models, decoder.synchronize) as (ran, heads):
         began = time.perf_counter()
         tokens = _answer(decoder, prompt)
         whole_s = time.perf_counter() - began
@@ -240,10 +240,10 @@ def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tu
         read[run.block] += run.rows * run.tokens if run.tokens > 1 else 0
     count = sum(run.rows for run in ran if run.tokens == 1)
     columns = (np.array([n]) for n in (len(prompt.tokens), max(read.values(), default=0), read.total()))
-    return BlockRuns(np.array([count]), step_s, prompt_s, len(heads), sum(heads), whole_s, *columns), tokens
+    return BlockExecutionStats(np.array([count]), step_s, prompt_s, len(heads), sum(heads), whole_s, *columns), tokens
 
 
-def require_stated_rule(decoder: Decoder) -> StatedRule:
+def get_required_stated_rule(decoder: Decoder) -> StatedRule:
     """The decoder's statement of its own rule. Raises Unsupported without one."""
     stated: StatedRule | None = getattr(decoder, "stated", None)
     if stated is None:
@@ -261,7 +261,7 @@ class BlockCall(NamedTuple):
 
 
 @contextmanager
-def record_block_calls(
+def record_block_and_head_calls(
     models: Sequence[Any], synchronize: Callable[[], None]
 ) -> Iterator[tuple[list[BlockCall], list[float]]]:
     """List calls of transformer blocks of ``models``, and seconds of head calls, inside the ``with`` block."""

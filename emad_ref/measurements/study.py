@@ -126,7 +126,7 @@ class Study:
         """
         values: dict[str, object] = {
             "allow_code_execution": self.allow_code_execution or None,
-            "exit": self.exit_digest,
+            "exit": self.exit_file_digest,
             "limit": self.limit,
             "margin": self.margin,
             "profile": _digest(self.profile, "profile"),
@@ -135,7 +135,7 @@ class Study:
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
     @property
-    def exit_digest(self) -> str | None:
+    def exit_file_digest(self) -> str | None:
         """Digest of the exit's file, None without one. Raises BadFile."""
         return _digest(self.exit, "exit")
 
@@ -167,7 +167,7 @@ class PairNames:
         return ""
 
 
-def select_pair_names(
+def resolve_pair_names_from_options(
     pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
 ) -> tuple[str, str] | None:
     """The pair named by the options; the bundled pair if all ``models`` are bundled; else None.
@@ -192,7 +192,7 @@ def select_pair_names(
 
 
 @dataclass(frozen=True)
-class ItemCounts:
+class PairSampleSizes:
     """Items per task on which models are ``compared``, rules ``tried`` and verdicts ``judged``.
 
     Choosing a rule needs at least 60; falsifying needs at least 100 judged items. ``thresholds``: tried with either
@@ -207,8 +207,8 @@ class ItemCounts:
     reported: int
 
 
-PAIR_SIZES: dict[str, ItemCounts] = {
-    "smoke": ItemCounts(60, 60, 7, 120, 30, 8),
-    "standard": ItemCounts(200, 120, 15, 300, 100, 30),
-    "full": ItemCounts(400, 150, 15, 800, 300, 60),
+PAIR_SIZES: dict[str, PairSampleSizes] = {
+    "smoke": PairSampleSizes(60, 60, 7, 120, 30, 8),
+    "standard": PairSampleSizes(200, 120, 15, 300, 100, 30),
+    "full": PairSampleSizes(400, 150, 15, 800, 300, 60),
 }

@@ -42,14 +42,14 @@ from emad_ref.tasks.scoring import (
     CONTINUATION_CHOICE,
     CONTINUATION_TOKENS,
     OPTIONS,
-    TaskItem,
-    cluster_items,
+    EncodedTaskItem,
+    cluster_duplicate_items,
     encode_item,
+    is_code_completion_correct,
     majority_accuracy,
     make_continuation_items,
-    mark_correct_items,
+    mark_correct_items_from_scores,
     mark_correct_items_from_trace,
-    passes_asserts,
     to_token_sequences,
 )
 from emad_ref.text import world
@@ -67,7 +67,7 @@ FOREIGN_ROWS = 32  # most rows of a request to a foreign decoder
 
 
 @dataclass(frozen=True)
-class ScoredLmEvalTask:
+class LmEvalTaskMetadata:
     """An lm-eval task as scored in this run: ``documents`` of ``of``, by ``metric``, the first of the first member.
 
     ``members``: lm-eval's names, several for a group. A group is one task: benchmarks count, not their parts.
@@ -124,7 +124,7 @@ class LmEvalScores:
         return set(members_by_task) & (grouped | own)
 
     @cached_property
-    def _scorable(self) -> tuple[dict[str, ScoredLmEvalTask], dict[str, str]]:
+    def _scorable(self) -> tuple[dict[str, LmEvalTaskMetadata], dict[str, str]]:
         """(Scorable tasks, other task → reason). An error ends the run."""
         if not self._study.tasks:
             return {}, {}
@@ -145,7 +145,7 @@ class LmEvalScores:
                     scored[name] = task
             return scored, unmeasured
 
-    def _read(self, name: str, members: tuple[str, ...]) -> ScoredLmEvalTask | str:
+    def _read(self, name: str, members: tuple[str, ...]) -> LmEvalTaskMetadata | str:
         """Definition and documents of a task, or the reason why it cannot be scored."""
         from emad_ref.tasks.evaluation import make_task_manager
 
@@ -160,7 +160,7 @@ class LmEvalScores:
         guess = max(float(np.mean([_guess_chance(*each) for each in read])), _majority_share(read))
         everything = sum(len(task.eval_docs) for task in tasks.values())
         metric = str(tasks[members[0]].config.metric_list[0]["metric"])
-        return ScoredLmEvalTask(name, members, len(read), everything, metric, guess)
+        return LmEvalTaskMetadata(name, members, len(read), everything, metric, guess)
 
     def _obstacle(self, task: Any) -> str:
         loaded, positions = self._subject.loaded, self._subject.stepper.max_positions
@@ -190,7 +190,7 @@ class LmEvalScores:
         return self._subject.budget.items if self._subject.budget.rank == 0 else None
 
     @property
-    def scorable_tasks(self) -> dict[str, ScoredLmEvalTask]:
+    def scorable_tasks(self) -> dict[str, LmEvalTaskMetadata]:
         return self._scorable[0]
 
     @property
@@ -210,7 +210,7 @@ class LmEvalScores:
         result = self.evaluate_task(name, point)
         return ByItem(result.scores == 1, np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
 
-    def get_guess_accuracy(self, name: str) -> float:
+    def get_chance_or_majority_accuracy(self, name: str) -> float:
         return self.scorable_tasks[name].guess
 
     def compute_flop_saving(self, name: str, point: OperatingPoint) -> float:
@@ -226,7 +226,9 @@ class LmEvalScores:
         trace, geometry = self._traces[name], self._subject.loaded.geometry
         return net_saving(trace, geometry, replay(trace, point), full_depth_flops(trace, geometry))
 
-    def compute_nll_by_corpus(self, point: OperatingPoint) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
+    def compute_document_nlls_by_task(
+        self, point: OperatingPoint
+    ) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
         """Perplexity tasks: Σ nats under ``point`` and at full depth, tokens."""
         pairs = {}
         for name, task in self.scorable_tasks.items():
@@ -236,7 +238,7 @@ class LmEvalScores:
                 assert result.tokens is not None
                 documents = DocumentMembership(np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
                 columns = (result.scores, full.scores, result.tokens)
-                nll, reference, tokens = (ByDocument.from_windows(column, documents) for column in columns)
+                nll, reference, tokens = (ByDocument.from_summed_windows(column, documents) for column in columns)
                 pairs[f"lm-eval's {name}"] = nll, reference, tokens
         return pairs
 
@@ -247,7 +249,7 @@ class LmEvalScores:
             self._results[key] = self._evaluate(self.scorable_tasks[name], point)
         return self._results[key]
 
-    def _evaluate(self, task: ScoredLmEvalTask, point: OperatingPoint) -> TaskResult:
+    def _evaluate(self, task: LmEvalTaskMetadata, point: OperatingPoint) -> TaskResult:
         from emad_ref.tasks.evaluation import evaluate_tasks
 
         with self._model(point) as lm:
@@ -358,7 +360,7 @@ def _answer(task: Any, document: Any) -> str:
     return str(values[0])
 
 
-def _merge_results(task: ScoredLmEvalTask, results: list[TaskResult]) -> TaskResult:
+def _merge_results(task: LmEvalTaskMetadata, results: list[TaskResult]) -> TaskResult:
     """Members of a group as one task; each document has equal weight, as in lm-eval's ``weight_by_size``."""
     from emad_ref.tasks.evaluation import TaskResult
 
@@ -384,7 +386,7 @@ class ReplayedTask:
     point has other probes than the default ones.
     """
 
-    def __init__(self, items: list[TaskItem], trace: Callable[[Sequence[int]], Trace], geometry: Geometry):
+    def __init__(self, items: list[EncodedTaskItem], trace: Callable[[Sequence[int]], Trace], geometry: Geometry):
         self.items, self.replayable = items, items[0].example.scoring != "runs"
         self._take, self._geometry = trace, geometry
         self._layers: set[int] = set()
@@ -402,7 +404,7 @@ class ReplayedTask:
         return self._play(point)[1]
 
     def cluster_values_by_text(self, values: Bools) -> ByItem:
-        return ByItem(values, cluster_items(self.items))
+        return ByItem(values, cluster_duplicate_items(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
         if point not in self._at:
@@ -437,7 +439,7 @@ class TaskScores:
     def __init__(self, subject: ModelUnderTest):
         self._subject, self.published = subject, LmEvalScores(subject)
         self._generated: dict[tuple[str, OperatingPoint], ByItem] = {}
-        self._items: dict[Split, tuple[dict[str, list[TaskItem]], dict[str, str]]] = {}
+        self._items: dict[Split, tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]] = {}
 
     @property
     def accuracy_tasks(self) -> list[str]:
@@ -473,17 +475,17 @@ class TaskScores:
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
 
     @property
-    def reference_sequences(self) -> list[TokenSequence]:
+    def replayed_task_reference_sequences(self) -> list[TokenSequence]:
         """Reference answers behind their prompts, of all replayed tasks."""
         return [each for task in self.replayed_task_names for each in to_token_sequences(self._own[task])]
 
-    def measure_accuracy(self, task: str, point: OperatingPoint) -> TaskAccuracy:
+    def measure_accuracy_against_full_depth(self, task: str, point: OperatingPoint) -> TaskAccuracy:
         """Accuracy of ``task`` at ``point`` and at full depth, and whether it counts there."""
         full = self._subject.full_depth_point
         return TaskAccuracy(
             self.correctness_by_item(task, full),
             self.correctness_by_item(task, point),
-            self.compute_guess_accuracy(task),
+            self.compute_chance_or_majority_accuracy(task),
             self._saving(task, point),
         )
 
@@ -498,7 +500,7 @@ class TaskScores:
             self._generated[key] = played.cluster_values_by_text(self._run_programs(played.items, point))
         return self._generated[key]
 
-    def decode_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
+    def decode_full_and_adaptive_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
         """[items] bool, right at full depth and at ``point``, of at most ``DECODED_ITEMS``.
 
         The reference decoder reads every option token by token, to include points that replay does not cover: a lens,
@@ -517,15 +519,15 @@ class TaskScores:
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
         full = played.correctness_by_item(self._subject.full_depth_point).select(kept)
-        return full, full.with_values(mark_correct_items(items, likelihood, greedy))
+        return full, full.with_values(mark_correct_items_from_scores(items, likelihood, greedy))
 
-    def compute_guess_accuracy(self, task: str) -> float:
+    def compute_chance_or_majority_accuracy(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
         if task in self.published.scorable_tasks:
-            return self.published.get_guess_accuracy(task)
+            return self.published.get_chance_or_majority_accuracy(task)
         return _guess(self._own[task], self._validation.get(task, self._own[task]))
 
-    def compute_validation_drops(self, point: OperatingPoint) -> dict[str, float]:
+    def compute_validation_drop_by_task(self, point: OperatingPoint) -> dict[str, float]:
         """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
 
         These are point estimates on 400 items a task, since proving a bound of 0.5 % takes 600 items without a loss
@@ -548,20 +550,20 @@ class TaskScores:
     # ------------------------------------------------------------ items and traces
 
     @property
-    def _own(self) -> dict[str, list[TaskItem]]:
+    def _own(self) -> dict[str, list[EncodedTaskItem]]:
         return self._items_of("evaluate")[0]
 
     @property
-    def _validation(self) -> dict[str, list[TaskItem]]:
+    def _validation(self) -> dict[str, list[EncodedTaskItem]]:
         return self._items_of("validate")[0]
 
-    def _items_of(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
+    def _items_of(self, split: Split) -> tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]:
         """(Task of the corpus → items, task → reason for none)."""
         if split not in self._items:
             self._items[split] = self._make_items(split)
         return self._items[split]
 
-    def _make_items(self, split: Split) -> tuple[dict[str, list[TaskItem]], dict[str, str]]:
+    def _make_items(self, split: Split) -> tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]:
         subject = self._subject
         if subject.quality_unavailable_reason:
             return {}, {}
@@ -579,7 +581,7 @@ class TaskScores:
         except TaskDataUnavailable as error:
             return {}, {CONTINUATION_CHOICE: str(error)}
 
-    def _continuations(self, split: Split) -> list[TaskItem]:
+    def _continuations(self, split: Split) -> list[EncodedTaskItem]:
         """Continuation items of as many documents of ``split`` as for perplexity. Raises TaskDataUnavailable."""
         subject, n_tokens = self._subject, CONTEXT_TOKENS + CONTINUATION_TOKENS + 1
         if subject.window_size < n_tokens:
@@ -602,7 +604,7 @@ class TaskScores:
         items = {task: self._validation[task] for task in self.replayed_task_names if task in self._validation}
         return {task: self._traced(each, f"validate, {task}") for task, each in items.items()}
 
-    def _traced(self, items: list[TaskItem], what: str) -> ReplayedTask:
+    def _traced(self, items: list[EncodedTaskItem], what: str) -> ReplayedTask:
         sequences = to_token_sequences(items)
 
         def trace(layers: Sequence[int]) -> Trace:
@@ -615,7 +617,7 @@ class TaskScores:
             return self.published.compute_flop_saving(task, point)
         return self._played[task].compute_flop_saving(point)
 
-    def _run_programs(self, items: list[TaskItem], point: OperatingPoint) -> Bools:
+    def _run_programs(self, items: list[EncodedTaskItem], point: OperatingPoint) -> Bools:
         tokenizer = self._subject.tokenizer
         newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
         right = []
@@ -624,13 +626,13 @@ class TaskScores:
                 batch = items[start : start + ROWS]
                 record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
                 right += [
-                    passes_asserts(item.example, tokenizer.decode(emitted.tolist()))
+                    is_code_completion_correct(item.example, tokenizer.decode(emitted.tolist()))
                     for item, emitted in zip(batch, record.emitted, strict=True)
                 ]
         return np.array(right, dtype=bool)
 
 
-def _guess(items: list[TaskItem], validation: list[TaskItem]) -> float:
+def _guess(items: list[EncodedTaskItem], validation: list[EncodedTaskItem]) -> float:
     examples, elsewhere = ([item.example for item in side] for side in (items, validation))
     return max(
         float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, elsewhere)

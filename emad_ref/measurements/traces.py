@@ -19,7 +19,7 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import assign_frequency_buckets, default_probes
 from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.protocol import Unsupported
 from emad_ref.replay import sum_by_sequence
 from emad_ref.statistics.units import ByDocument, DocumentMembership
@@ -108,12 +108,12 @@ class LensTraces:
 
     def sum_by_document(self, values: NDArray[Any]) -> ByDocument:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document."""
-        return ByDocument.from_windows(values, self.document_of_window)
+        return ByDocument.from_summed_windows(values, self.document_of_window)
 
     @property
     def document_lengths(self) -> ByDocument:
         """[documents] decided tokens of each evaluated document."""
-        return self.sum_by_document(self.evaluation.sequence_lengths)
+        return self.sum_by_document(self.evaluation.n_decided_by_sequence)
 
     by_document, lengths = sum_by_document, document_lengths  # their earlier names, for users' code
 
@@ -125,7 +125,10 @@ class LensTraces:
         """
         trace = self.evaluation.fully_read_trace
         by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
-        sums, tokens = self.sum_by_document(np.stack(by_layer, axis=1)), self.sum_by_document(trace.sequence_lengths)
+        sums, tokens = (
+            self.sum_by_document(np.stack(by_layer, axis=1)),
+            self.sum_by_document(trace.n_decided_by_sequence),
+        )
         has_tokens = tokens.values > 0
         return sums.select(has_tokens), tokens.select(has_tokens)
 
@@ -160,7 +163,7 @@ class LensTraces:
             fingerprint=self.subject.fingerprint,
             corpus=self.subject.corpus,
             dtype=self.subject.dtype,
-            bins=BinSpec(features, frequency=frequency),
+            bins=ThresholdBinSpec(features, frequency=frequency),
             document=documents_of_tokens(trace, self.calibration_windows).number,
         )
 
@@ -193,7 +196,7 @@ class EntropyEstimators:
         return self._traces.profile.probes
 
     @cached_property
-    def paper_estimators(self) -> list[EntropyEstimator]:
+    def paper_topk_and_lowrank_estimators(self) -> list[EntropyEstimator]:
         """The paper's cheap estimators at sizes that this model can hold.
 
         Top-K: K = 32 and 128 ("K ≈ 32–128"), at most V/64 and V/16. Low-rank: r = d/16 and d/8 ("r ≪ d"), then top-K at
@@ -222,14 +225,14 @@ class EntropyEstimators:
         full = self.select_probe_columns(trace.entropy_nats)
         return [correct_estimator(e, self.select_probe_columns(trace.estimates[e]), full) for e in estimators]
 
-    def take_estimator_trace(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
+    def take_trace_with_estimates(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
         return self._take(self._subject.cut_windows(split, count), split, estimators)
 
     def take_trace_with_documents(
         self, split: Split, count: int, estimators: Sequence[EntropyEstimator]
     ) -> tuple[Trace, DocumentMembership]:
-        """``take_estimator_trace`` of beginnings, and the document of each token; windows may share a document."""
+        """``take_trace_with_estimates`` of beginnings, and the document of each token; windows may share a document."""
         sequences = self._beginnings(split, count)
         trace = self._take(sequences, split, estimators)
         return trace, documents_of_tokens(trace, sequences)
@@ -255,7 +258,7 @@ class EntropyEstimators:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
-    def undo_correction(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
+    def compute_uncorrected_estimates(self, trace: Trace, estimator: EntropyEstimator) -> NDArray[np.float64]:
         """Estimates [tokens, probes] of a corrected ``estimator`` without its linear map, which ``trace`` has applied.
 
         The map hides an estimator's own bias, and a negative slope its order.

@@ -36,28 +36,28 @@ from emad_ref.models.fused_blocks import (
     FusedBlock,
     RotaryTables,
     apply_linear,
+    flatten_single_cpu_token,
     fuse_block,
     fuse_norm,
     signed_rotary_tables,
-    squeeze_single_token,
 )
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.graph_capture import make_step_graphs
+from emad_ref.models.graph_capture import make_step_graphs_or_reason
 from emad_ref.models.kv_cache import CacheWriter, KVCache
 from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    StepperAliases,
-    get_decoder_submodule,
+    LegacyStepperAliases,
+    get_decoder_submodule_by_name,
     model_logits,
     require_backend,
+    require_eval_mode_and_kernel,
     require_layer,
     require_layer_range,
     require_parameters_match_geometry,
     require_stepper_matches_model,
-    require_supported_model,
 )
 from emad_ref.record import Ints
 
@@ -94,7 +94,7 @@ class ForwardInputs:
             stepper, anatomy = self._stepper, self._stepper.anatomy
             arguments: dict[str, Any] = {"attention_mask": self._mask(placement), **dict(anatomy.constants)}
             if anatomy.positions_inside:
-                arguments["position_ids"] = self._context.distinct_positions_on(placement.device)
+                arguments["position_ids"] = self._context.broadcastable_positions_on(placement.device)
             if stepper.rotary is not None:
                 arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._context.keys))
             if self._writer is not None:
@@ -145,7 +145,7 @@ class _FillWriter(CacheWriter):
         raise _KVWritten
 
 
-class CausalStepper(StepperAliases):
+class CausalStepper(LegacyStepperAliases):
     """A ``Stepper`` of one decoder-only model, on one device or spread over several (``models.placement``).
 
     Parameters
@@ -186,10 +186,10 @@ class CausalStepper(StepperAliases):
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
         self.attention_kernel: str = config._attn_implementation
-        require_supported_model(model, self.attention_kernel)
+        require_eval_mode_and_kernel(model, self.attention_kernel)
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.blocks)
+        blocks: Any = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.blocks)
         self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -210,8 +210,8 @@ class CausalStepper(StepperAliases):
         self._norm = norm or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
-        self._positions: Any = get_decoder_submodule(config.model_type, decoder, self.anatomy.positions)
-        rotary = get_decoder_submodule(config.model_type, decoder, self.anatomy.rotary)
+        self._positions: Any = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.positions)
+        rotary = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else copy_without_hooks(rotary)
         self.logit_softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
@@ -222,7 +222,7 @@ class CausalStepper(StepperAliases):
         self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
         self._signed: dict[LayerPlacement, tuple[Tensor, RotaryTables]] = {}
         self._requested = backend
-        self._graphs, self._without = make_step_graphs(self, backend)
+        self._graphs, self._without = make_step_graphs_or_reason(self, backend)
         if check:
             self._compare_with_model()
 
@@ -316,7 +316,7 @@ class CausalStepper(StepperAliases):
                 hidden = block(hidden.view(shape), **prepared.block_kwargs(placement))
             else:
                 inputs = inputs or prepared.attention_inputs(placement)
-                hidden = step(squeeze_single_token(hidden), inputs)
+                hidden = step(flatten_single_cpu_token(hidden), inputs)
         return to_device(hidden.view(shape), self.device)
 
     def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
@@ -404,7 +404,7 @@ class CausalStepper(StepperAliases):
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None if the family has none."""
-        part = get_decoder_submodule(self.config.model_type, decoder, name)
+        part = get_decoder_submodule_by_name(self.config.model_type, decoder, name)
         return None if part is None else wrap_with_device_moves(str(name), part, self.device)
 
     @torch.inference_mode()

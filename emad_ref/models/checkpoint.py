@@ -135,7 +135,7 @@ _TORCH = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torc
 
 
 @dataclass(frozen=True)
-class TensorHeaders:
+class TensorDtypesAndElementCounts:
     """Contents of headers: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → element count."""
 
     dtypes: dict[str, str]
@@ -259,7 +259,7 @@ def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], fi
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointWeightFiles:
     """Weight files of ``folder`` by name: ``read``, in order; ``beside`` are others, which are not read."""
 
     name: str
@@ -268,7 +268,7 @@ class Checkpoint:
     beside: tuple[str, ...]
 
     @staticmethod
-    def from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> Checkpoint | None:
+    def from_folder(name: str, folder: Path, config: Mapping[str, Any]) -> CheckpointWeightFiles | None:
         """The weight files of a folder, in transformers' order; None without a complete set.
 
         Raises:
@@ -293,14 +293,14 @@ class Checkpoint:
             return None
         files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
         beside = tuple(file for file in files if UNREAD_FILES.search(file) and file not in (*read, first))
-        checkpoint = Checkpoint(name, folder, read, beside)
+        checkpoint = CheckpointWeightFiles(name, folder, read, beside)
         if first in (SAFETENSORS, SAFETENSORS_INDEX):
             for file in beside:
                 if re.fullmatch(r"pytorch_model.*\.bin", file):
                     checkpoint._require_same(file)
         return checkpoint
 
-    def require_matching_tensors(self, geometry: Geometry) -> None:
+    def require_enough_float_tensors(self, geometry: Geometry) -> None:
         """Refuse stored tensors that are no floating-point numbers, or far too few for the sizes in the config.
 
         This check refuses a config with twice the stored numbers or layers before it takes memory and time. Smaller
@@ -318,9 +318,9 @@ class Checkpoint:
                     "weights in floating point",
                     f"{tensor} is stored as {dtype}: save a dequantised copy and name its folder",
                 )
-        refuse_oversized_config(self.name, geometry, sum(stored.numbers.values()), stored.block_count)
+        require_config_within_stored_size(self.name, geometry, sum(stored.numbers.values()), stored.block_count)
 
-    def read_headers(self) -> TensorHeaders:
+    def read_headers(self) -> TensorDtypesAndElementCounts:
         """The merged headers of all files.
 
         Raises:
@@ -339,7 +339,7 @@ class Checkpoint:
                 )
             dtypes |= {tensor: dtype for tensor, (dtype, _) in header.items()}
             numbers |= {tensor: count for tensor, (_, count) in header.items()}
-        return TensorHeaders(dtypes, numbers)
+        return TensorDtypesAndElementCounts(dtypes, numbers)
 
     def _require_same(self, other: str) -> None:
         """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
@@ -367,7 +367,7 @@ class Checkpoint:
                         )
 
 
-def refuse_oversized_config(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
+def require_config_within_stored_size(name: str, geometry: Geometry, numbers: int, blocks: int) -> None:
     """Refuse a config with twice the ``numbers`` or ``blocks`` of the files, before building it takes memory and time.
 
     Raises:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_part_locations, load_added_part
+from emad_ref.extensions import added_part_import_paths, load_added_part
 
 
 @dataclass(frozen=True)
@@ -396,8 +396,8 @@ def get_family(family: str) -> ModelFamily:
     """
     if family in FAMILIES:
         return FAMILIES[family]
-    if family not in added_part_locations("families"):
-        names = ", ".join(sorted((*FAMILIES, *added_part_locations("families"))))
+    if family not in added_part_import_paths("families"):
+        names = ", ".join(sorted((*FAMILIES, *added_part_import_paths("families"))))
         raise BadArgument("model_type", family, f"one of {names}", "add its row to emad_ref/models/families.py")
     theirs = load_added_part("families", family)
     if not isinstance(theirs, ModelFamily):
@@ -438,14 +438,14 @@ def anatomy_of(config: Any) -> Anatomy:
     family = family_of_config(config)
     if getattr(config, "use_bidirectional_attention", None):
         raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
-    for rotary in rotary_settings(config):
+    for rotary in list_rope_parameter_dicts(config):
         if rotary.get("rope_type") in LENGTH_DEPENDENT_ROTARY:
             expected = "frequencies that do not depend on how long the texts of a batch are"
             raise BadArgument("rope_type", rotary["rope_type"], expected, "choose a model with another kind, e.g. yarn")
     return family.anatomy
 
 
-def rotary_settings(config: Any) -> list[dict[str, Any]]:
+def list_rope_parameter_dicts(config: Any) -> list[dict[str, Any]]:
     """The rotary parameter dicts of a config: none, one, or one per kind of layer."""
     settings = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in settings.values() if isinstance(value, dict)]

@@ -62,7 +62,7 @@ class ForwardContext:
             self._slots[device] = first[:, None] + torch.arange(self.queries, device=device)
         return self._slots[device]
 
-    def distinct_positions_on(self, device: torch.device) -> Tensor:
+    def broadcastable_positions_on(self, device: torch.device) -> Tensor:
         """int64 [rows, n] positions on ``device``, or [1, n] if all rows have the same."""
         slots = self.positions_on(device)
         return slots if self.start is None else slots[:1]
@@ -121,7 +121,7 @@ def attention_mask(
     if context.start is not None and not windowed:  # mask the slots after each query's own
         later = torch.full((1, 1, context.queries, context.keys), lowest, dtype=dtype, device=device)
         return later.triu_(context.start + 1)
-    here = context.distinct_positions_on(device)
+    here = context.broadcastable_positions_on(device)
     there = torch.arange(context.keys, device=device)
     visible = there <= here[:, :, None]
     if window is not None and windowed:

@@ -49,7 +49,7 @@ class PackedQKV(NamedTuple):
 
     def apply_rotary(self, rotary: RotaryTables) -> None:
         """Apply the rotary embedding to queries and keys, in place."""
-        (apply_rotary_to_token if self.whole.dim() == 1 else apply_rotary)(self.rotated, rotary)
+        (apply_token_rotary_in_place if self.whole.dim() == 1 else apply_rotary)(self.rotated, rotary)
 
 
 class KVWriter(Protocol):
@@ -88,7 +88,7 @@ class AttentionInputs:
     def output_buffers(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A buffer [all outs], and its parts, for one token's outputs of layers of these ``sizes``; blocks reuse it."""
         if sizes not in self._parts:
-            whole = projection_buffer(states, sum(sizes))
+            whole = allocate_projection_buffer(states, sum(sizes))
             self._parts[sizes] = whole, tuple(whole.split(sizes))
         return self._parts[sizes]
 
@@ -123,7 +123,7 @@ def apply_rotary(states: Tensor, rotary: RotaryTables) -> Tensor:
     return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its rotation
 
 
-def apply_rotary_to_token(states: Tensor, rotary: RotaryTables) -> Tensor:
+def apply_token_rotary_in_place(states: Tensor, rotary: RotaryTables) -> Tensor:
     """``apply_rotary`` for one token with one operation less; it rounds once less than the modules."""
     cos, sin = rotary
     swapped = states.roll(cos.shape[-1] // 2, -1)
@@ -135,7 +135,7 @@ def row_and_token_counts(states: Tensor) -> tuple[int, int]:
     return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
 
 
-def projection_buffer(states: Tensor, width: int) -> Tensor:
+def allocate_projection_buffer(states: Tensor, width: int) -> Tensor:
     """[rows · n, ``width``] for a projection of ``states`` [rows, n, D]; [``width``] for a single token."""
     return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
 
@@ -159,7 +159,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, inputs: AttentionInputs,
     return attended.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
 
 
-def squeeze_single_token(hidden: Tensor) -> Tensor:
+def flatten_single_cpu_token(hidden: Tensor) -> Tensor:
     """``hidden`` [1, 1, D] as a vector [D] if that saves time; else, and under autograd, [rows, n, D] unchanged.
 
     A vector stays one.
@@ -265,7 +265,7 @@ def make_layer_norm(module: nn.LayerNorm) -> Pointwise:
     return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
 
 
-def make_activation(module: nn.Module) -> Pointwise:
+def make_activation_from_module(module: nn.Module) -> Pointwise:
     """``module`` as a function: PyTorch's own if the module only calls it."""
     if type(module).__name__ == "GELUActivation":
         return gelu if getattr(module, "act", None) is F.gelu else module
@@ -366,7 +366,12 @@ class NormNames(NamedTuple):
 def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
     """The step of a Llama-like decoder layer."""
     attention, mlp = block.self_attn, block.mlp
-    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, make_activation(mlp.act_fn)
+    head, scale, index, act = (
+        attention.head_dim,
+        attention.scaling,
+        attention.layer_idx,
+        make_activation_from_module(mlp.act_fn),
+    )
     first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
     second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
@@ -414,7 +419,7 @@ def fuse_llama_block(names: NormNames, block: Any) -> FusedBlock:
 
 def _packed_llama(states: Tensor, _rotary: RotaryTables | None, queries: int, keys: int, head: int) -> PackedQKV:
     """All heads of the queries, then of the keys, then of the values."""
-    whole, tokens = projection_buffer(states, queries + 2 * keys), row_and_token_counts(states)
+    whole, tokens = allocate_projection_buffer(states, queries + 2 * keys), row_and_token_counts(states)
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
     rotated = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
@@ -504,7 +509,7 @@ def fuse_gpt_neox_block(block: Any) -> FusedBlock:
     first, second = block.input_layernorm, block.post_attention_layernorm
     width, first_eps, second_eps = first.normalized_shape, first.eps, second.eps
     head, scale = attention.head_size, attention.scaling
-    index, parallel, act = attention.layer_idx, block.use_parallel_residual, make_activation(mlp.act)
+    index, parallel, act = attention.layer_idx, block.use_parallel_residual, make_activation_from_module(mlp.act)
     norm, inner_norm = parameters_by_name(first), parameters_by_name(second)
     mix, out = parameters_by_name(attention.query_key_value), parameters_by_name(attention.dense)
     up, down = parameters_by_name(mlp.dense_h_to_4h), parameters_by_name(mlp.dense_4h_to_h)
@@ -533,7 +538,7 @@ def fuse_gpt_neox_block(block: Any) -> FusedBlock:
 
 
 def _packed_neox(states: Tensor, rotary: RotaryTables, heads: int, head: int) -> PackedQKV:
-    whole = projection_buffer(states, heads * 3 * head)
+    whole = allocate_projection_buffer(states, heads * 3 * head)
     mixed = whole.view(*row_and_token_counts(states), heads, 3, head)
     return PackedQKV(whole, (whole,), _rotated_part(mixed, rotary), *mixed.transpose(1, 2).unbind(3))
 
@@ -550,7 +555,7 @@ def fuse_opt_block(block: Any) -> FusedBlock:
     """The step of an ``OPTDecoderLayer``."""
     attention, before = block.self_attn, block.do_layer_norm_before
     head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
-    act = make_activation(block.activation_fn)
+    act = make_activation_from_module(block.activation_fn)
     first, second = make_layer_norm(block.self_attn_layer_norm), make_layer_norm(block.final_layer_norm)
     mixed = PackedLinear(*(parameters_by_name(getattr(attention, f"{name}_proj")) for name in "qkv"))
     out, up, down = parameters_by_name(attention.out_proj), parameters_by_name(block.fc1), parameters_by_name(block.fc2)

@@ -125,7 +125,7 @@ def make_prompt_lookup_generate(model: Any, device: torch.device) -> Generate:
 
 
 @contextmanager
-def strict_compilation() -> Iterator[None]:
+def fail_on_recompile_limit() -> Iterator[None]:
     """Compile everything inside the block, or raise.
 
     Raises:

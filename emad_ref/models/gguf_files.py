@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_whole
 from emad_ref.models.checkpoint import (
-    TensorHeaders,
-    refuse_oversized_config,
+    TensorDtypesAndElementCounts,
     require_all_weights_loaded,
+    require_config_within_stored_size,
     require_positive_sizes,
 )
 from emad_ref.models.geometry import geometry_of
@@ -74,11 +74,13 @@ def _open(path: Path) -> Any:
 
 def _read_model(path: Path, reader: Any) -> Any:
     """The model as Transformers dequantises it. Refuses missing tensors, which Transformers would draw at random."""
-    stored = TensorHeaders({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
+    stored = TensorDtypesAndElementCounts({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
     with _readable(path, "a GGUF file that Transformers and gguf can dequantise"):
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
         require_positive_sizes(config.get_text_config(), f"convert {path.name} again")
-        refuse_oversized_config(path.name, geometry_of(config), sum(stored.numbers.values()), stored.block_count)
+        require_config_within_stored_size(
+            path.name, geometry_of(config), sum(stored.numbers.values()), stored.block_count
+        )
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(path.parent), gguf_file=path.name, dtype=torch.float32, output_loading_info=True
         )

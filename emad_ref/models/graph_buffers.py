@@ -25,7 +25,7 @@ def bucket_size(positions: int) -> int:
 
 
 @dataclass(frozen=True)
-class BufferShape:
+class GraphBufferSpec:
     """Sizes of one model's K and V and of its states: ``layers``, ``heads`` of keys, their ``width``; ``hidden`` D."""
 
     layers: int
@@ -36,13 +36,13 @@ class BufferShape:
     device: torch.device
 
 
-class StepBuffers:
+class StepInputBuffers:
     """Inputs of a step of ``rows`` rows besides K/V and weights, at fixed addresses.
 
     ``hidden`` [rows, 1, D]; ``positions``, ``places`` int64 [rows]: each row's position, and its row in the buffers.
     """
 
-    def __init__(self, sizes: BufferShape, rows: int):
+    def __init__(self, sizes: GraphBufferSpec, rows: int):
         with torch.inference_mode(False), torch.no_grad():
             self.hidden = torch.zeros(rows, 1, sizes.hidden, dtype=sizes.dtype, device=sizes.device)
             self._both = torch.zeros(2, rows, dtype=torch.int64, device=sizes.device)
@@ -77,7 +77,7 @@ class KVBuffers:
     ``graphs``: (first, last, rows, bucket) → graph captured over these buffers.
     """
 
-    def __init__(self, sizes: BufferShape, rows: int, capacity: int):
+    def __init__(self, sizes: GraphBufferSpec, rows: int, capacity: int):
         self.rows, self.capacity = rows, capacity
         shape = (2, sizes.layers, rows, sizes.heads, capacity, sizes.width)
         # zeros, not empty: masked slots are read. Inference-mode tensors could not be written outside of it
@@ -87,7 +87,7 @@ class KVBuffers:
         self.keys, self.values = keys.unbind(), values.unbind()
         self.graphs: dict[tuple[int, int, int, int], CapturedGraph] = {}
         self._sizes = sizes
-        self._inputs: dict[int, StepBuffers] = {}
+        self._inputs: dict[int, StepInputBuffers] = {}
 
     def store_graph(self, where: tuple[int, int, int, int], captured: CapturedGraph) -> None:
         """Store a graph, and drop the oldest beyond the limit."""
@@ -95,13 +95,13 @@ class KVBuffers:
         while len(self.graphs) > MAX_GRAPHS:
             del self.graphs[next(iter(self.graphs))]
 
-    def step_buffers(self, rows: int) -> StepBuffers:
+    def step_input_buffers(self, rows: int) -> StepInputBuffers:
         """Inputs of steps of ``rows`` rows."""
         if rows not in self._inputs:
-            self._inputs[rows] = StepBuffers(self._sizes, rows)
+            self._inputs[rows] = StepInputBuffers(self._sizes, rows)
         return self._inputs[rows]
 
-    def zero_entries(self) -> None:
+    def zero_all_entries(self) -> None:
         """Zero all entries: under a mask, 0 × NaN of an earlier session would still be NaN."""
         self._all.zero_()
 
@@ -115,7 +115,7 @@ class KVBuffers:
 class BufferPool:
     """Idle buffers of one model, lent by rows and positions."""
 
-    def __init__(self, sizes: BufferShape):
+    def __init__(self, sizes: GraphBufferSpec):
         self._sizes = sizes
         self._idle: list[KVBuffers] = []  # the oldest first
 
@@ -125,7 +125,7 @@ class BufferPool:
         for buffers in reversed(self._idle):
             if (buffers.rows, buffers.capacity) == (rows, capacity):
                 self._idle.remove(buffers)
-                buffers.zero_entries()
+                buffers.zero_all_entries()
                 return buffers
         try:
             return KVBuffers(self._sizes, rows, capacity)
@@ -177,7 +177,7 @@ class BufferLease:
         return buffers
 
 
-class StaticLayerCache(LayerKVCache):
+class StaticLayerKVCache(LayerKVCache):
     """Keys and values of one layer in lent buffers."""
 
     def __init__(self, number: int, rows: int, capacity: int, lease: BufferLease):
@@ -217,7 +217,7 @@ class StaticKVCache(KVCache):
     def __init__(self, pool: BufferPool, layers: int, rows: int, capacity: int):
         super().__init__(layers, rows, capacity)
         self.lease = lease = BufferLease(pool, rows, capacity)
-        self._static = [StaticLayerCache(i + 1, rows, capacity, lease) for i in range(layers)]
+        self._static = [StaticLayerKVCache(i + 1, rows, capacity, lease) for i in range(layers)]
         self.layers = [*self._static]
         weakref.finalize(
             self, lease.return_buffers

@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
 from emad_ref.models.forward_context import ForwardContext, LayerPlacement
-from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, squeeze_single_token
+from emad_ref.models.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, flatten_single_cpu_token
 from emad_ref.models.graph_buffers import (
     BufferPool,
-    BufferShape,
     CapturedGraph,
+    GraphBufferSpec,
     KVBuffers,
     StaticKVCache,
-    StepBuffers,
+    StepInputBuffers,
     bucket_size,
 )
 from emad_ref.models.kv_cache import KVCache
@@ -129,7 +129,7 @@ CAPTURE_ENGINES: dict[str, Callable[[torch.device], CaptureEngine]] = {
 ParameterPlace = tuple[dict[str, Any], str]  # (parameter table of a module, name in it)
 
 
-def locate_parameters(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
+def list_parameter_tables_and_names(parts: Iterable[nn.Module]) -> list[ParameterPlace]:
     """Places of every parameter of these modules."""
     return [
         (module._parameters, name)
@@ -145,7 +145,7 @@ def parameter_addresses(places: Iterable[ParameterPlace]) -> tuple[int, ...]:
     return tuple([table[name].data_ptr() for table, name in places])
 
 
-def has_no_hooks(parts: Sequence[Any]) -> bool:
+def can_capture_head_modules(parts: Sequence[Any]) -> bool:
     """Whether these modules behave as their classes, without hooks; the last one is a linear layer."""
     if not all(isinstance(part, nn.Module) for part in parts) or type(parts[-1]) is not nn.Linear:
         return False
@@ -159,7 +159,7 @@ def has_no_hooks(parts: Sequence[Any]) -> bool:
 class _BucketWriter:
     """Cache of captured fused steps: stores at the rows' positions, returns a bucket of keys and values."""
 
-    def __init__(self, buffers: KVBuffers, inputs: StepBuffers, keys: int):
+    def __init__(self, buffers: KVBuffers, inputs: StepInputBuffers, keys: int):
         self._keys, self._values, self._inputs, self._bucket = buffers.keys, buffers.values, inputs, keys
         self._whole = len(inputs.positions) == buffers.rows
 
@@ -176,14 +176,14 @@ class _BucketWriter:
         return bucket.index_select(0, at.places)
 
 
-class CapturedSegment:
+class CapturableLayerSegment:
     """Layers first+1 … last of ``stepper`` over the rows of ``inputs``, against ``keys`` keys of ``buffers`` each.
 
     A call returns h_last [rows, 1, D] of ``inputs.hidden`` and writes K and V; it is idempotent.
     """
 
     def __init__(
-        self, stepper: CapturableStepper, first: int, last: int, buffers: KVBuffers, inputs: StepBuffers, keys: int
+        self, stepper: CapturableStepper, first: int, last: int, buffers: KVBuffers, inputs: StepInputBuffers, keys: int
     ):
         self._steps = _require_fused(stepper.fused_steps_and_placements(first, last))
         self._inputs, self._writer = inputs, _BucketWriter(buffers, inputs, keys)
@@ -200,7 +200,7 @@ class CapturedSegment:
     def __call__(self) -> Tensor:
         inputs = {placement: self._attention_inputs(placement) for placement in self._rotary}
         hidden = self._inputs.hidden
-        states = squeeze_single_token(hidden)
+        states = flatten_single_cpu_token(hidden)
         for step, placement in self._steps:
             states = step(states, inputs[placement])
         return states.view(hidden.shape)
@@ -225,7 +225,7 @@ class CapturedSegment:
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All steps; blocks without a step rule out capture (``make_step_graphs``)."""
+    """All steps; blocks without a step rule out capture (``make_step_graphs_or_reason``)."""
     present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
@@ -235,8 +235,8 @@ class CapturedReadouts:
     """Captured readouts of one stepper. ``able``: whether a graph can run its norm and head."""
 
     def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
-        self._engine, self.able = engine, has_no_hooks(stepper.head_modules)
-        self._places = locate_parameters(stepper.head_modules) if self.able else []
+        self._engine, self.able = engine, can_capture_head_modules(stepper.head_modules)
+        self._places = list_parameter_tables_and_names(stepper.head_modules) if self.able else []
         self._states: dict[int, Tensor] = {}  # [states, D], inputs of the graphs
         self._graphs: dict[int, CapturedGraph] = {}
 
@@ -271,7 +271,7 @@ class StepGraphs:
     def __init__(self, stepper: CapturableStepper, engine: CaptureEngine):
         geometry = stepper.geometry
         self.pool = BufferPool(
-            BufferShape(
+            GraphBufferSpec(
                 stepper.layers,
                 geometry.kv_heads,
                 geometry.head_dim,
@@ -281,7 +281,7 @@ class StepGraphs:
             )
         )
         self._engine, self._owner = engine, weakref.ref(stepper)
-        self._places = [locate_parameters([block]) for block in stepper.blocks]
+        self._places = [list_parameter_tables_and_names([block]) for block in stepper.blocks]
         self._readouts = CapturedReadouts(stepper, engine)
         self.refused = ""
 
@@ -313,7 +313,7 @@ class StepGraphs:
         counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
-                buffers.step_buffers(count).copy_inputs(hidden, context)
+                buffers.step_input_buffers(count).copy_inputs(hidden, context)
                 captured = self._captured(stepper, first, last, buffers, count, keys, read)
         except GraphCaptureError as reason:
             self._refuse(str(reason))
@@ -369,7 +369,7 @@ class StepGraphs:
         """The graph of this segment over weights at ``read``. Raises GraphCaptureError."""
         graph = buffers.graphs.get((first, last, rows, keys))
         if graph is None or graph.read != read:
-            segment = CapturedSegment(stepper, first, last, buffers, buffers.step_buffers(rows), keys)
+            segment = CapturableLayerSegment(stepper, first, last, buffers, buffers.step_input_buffers(rows), keys)
             graph = CapturedGraph(self._engine.capture(segment), read, segment)
             buffers.store_graph((first, last, rows, keys), graph)
         return graph
@@ -382,7 +382,7 @@ class StepGraphs:
         )
 
 
-def make_step_graphs(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
+def make_step_graphs_or_reason(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
     """(Graphs of a finished stepper, reason for none although its device has an engine, else "").
 
     ``backend``: the requested one.
@@ -407,5 +407,5 @@ __all__ = [
     "GraphCaptureWarning",
     "StaticKVCache",
     "StepGraphs",
-    "make_step_graphs",
+    "make_step_graphs_or_reason",
 ]

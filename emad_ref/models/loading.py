@@ -53,7 +53,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.checkpoint import (
     ADAPTERS,
     GENERATION_CONFIG,
-    Checkpoint,
+    CheckpointWeightFiles,
     describe_defaulted_heads,
     raise_adapter_error,
     read_config,
@@ -81,7 +81,7 @@ from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
 from emad_ref.models.tokenizers import (
     SpecialTokens,
-    require_matching_tokenizer,
+    require_tokenizer_describe_lost_text,
     special_tokens_of,
     tokenizer_identity_text,
 )
@@ -417,7 +417,9 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
         return model, None, file_facts
     readable = f"a tokenizer that transformers can read from {', '.join(TOKENIZER_FILES)} and their like"
     tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where), readable)
-    file_facts["tokenizer_loses"] = require_matching_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
+    file_facts["tokenizer_loses"] = require_tokenizer_describe_lost_text(
+        name, tokenizer, config.get_text_config().vocab_size
+    )
     if file_facts["tokenizer_loses"]:
         _log_once(name, file_facts["tokenizer_loses"])
     return model, tokenizer, file_facts
@@ -435,11 +437,11 @@ def _folder_of(source: ModelSource, commit: str | None) -> Path:
     return Path(hf_hub_download(source.hub_id, bundled.CONFIG, revision=commit, local_files_only=True)).parent
 
 
-def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
+def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> CheckpointWeightFiles | None:
     """The weight files of the folder, checked against ``config``; None without a complete set."""
-    checkpoint = Checkpoint.from_folder(name, folder, settings)
+    checkpoint = CheckpointWeightFiles.from_folder(name, folder, settings)
     if checkpoint is not None:
-        checkpoint.require_matching_tensors(geometry_of(config))
+        checkpoint.require_enough_float_tensors(geometry_of(config))
     return checkpoint
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emad_ref.models.families import anatomy_of
-from emad_ref.models.stepper import get_decoder_submodule
+from emad_ref.models.stepper import get_decoder_submodule_by_name
 from emad_ref.record import HEAD
 
 MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is the last of the first one's
@@ -150,7 +150,7 @@ def _chains(matrices: Iterable[WatchedMatrix]) -> Iterator[AdjacentMatrices]:
 
 def _matrices(model: Any) -> Iterator[WatchedMatrix]:
     config = model.config.get_text_config()
-    blocks: Any = get_decoder_submodule(config.model_type, model.get_decoder(), anatomy_of(config).blocks)
+    blocks: Any = get_decoder_submodule_by_name(config.model_type, model.get_decoder(), anatomy_of(config).blocks)
     parts = [(HEAD, model.get_output_embeddings()), *enumerate(blocks, start=1)]
     for layer, part in parts:
         for name, weight in part.named_parameters():

@@ -84,7 +84,7 @@ def _load_last(spec: ModelSpec) -> LoadedModel:
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 
 
-def find_saved_folder(loaded: LoadedModel) -> Path | None:
+def find_safetensors_source_folder(loaded: LoadedModel) -> Path | None:
     """The absolute folder of the model, if it holds config.json and safetensors; else None."""
     folder = _source_folder(loaded)
     if (

@@ -43,14 +43,14 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    StepperAliases,
-    get_decoder_submodule,
+    LegacyStepperAliases,
+    get_decoder_submodule_by_name,
     model_logits,
+    require_eval_mode_and_kernel,
     require_layer,
     require_layer_range,
     require_parameters_match_geometry,
     require_stepper_matches_model,
-    require_supported_model,
 )
 from emad_ref.record import Ints, Work
 
@@ -197,7 +197,7 @@ class _DecoderInputs:
 
     def _distances(self, device: torch.device) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        here = self._context.distinct_positions_on(device)
+        here = self._context.broadcastable_positions_on(device)
         return (here[:, :, None] - torch.arange(self._context.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
@@ -241,7 +241,7 @@ class _BlockCache(EncoderDecoderCache):
         return 0
 
 
-class Seq2SeqStepper(StepperAliases):
+class Seq2SeqStepper(LegacyStepperAliases):
     """A ``Stepper`` of one T5; its caches belong to sources.
 
     Parameters
@@ -269,10 +269,10 @@ class Seq2SeqStepper(StepperAliases):
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary_size = self.geometry.layers, self.geometry.vocabulary
         self.attention_kernel: str = config._attn_implementation
-        require_supported_model(model, self.attention_kernel)
+        require_eval_mode_and_kernel(model, self.attention_kernel)
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
-        blocks: Any = get_decoder_submodule(config.model_type, decoder, anatomy.blocks)
+        blocks: Any = get_decoder_submodule_by_name(config.model_type, decoder, anatomy.blocks)
         self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -282,7 +282,7 @@ class Seq2SeqStepper(StepperAliases):
         self._bias = self._blocks[0][0].layer[0].SelfAttention
         self.devices: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
         self._embedding = wrap_with_device_moves("embedding", decoder.embed_tokens, self.device)
-        norm: Any = get_decoder_submodule(config.model_type, decoder, anatomy.final_norm)
+        norm: Any = get_decoder_submodule_by_name(config.model_type, decoder, anatomy.final_norm)
         self._final_norm = wrap_with_device_moves(anatomy.final_norm, norm, self.device)
         self.logit_softcap: float | None = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None

@@ -150,7 +150,7 @@ EARLIER_NAMES = {
 }  # fmt: skip
 
 
-class StepperAliases:
+class LegacyStepperAliases:
     """Aliases of a stepper's members under their names in earlier versions (``EARLIER_NAMES``), for users' code."""
 
     if not TYPE_CHECKING:  # the project itself uses only the new ones
@@ -204,7 +204,7 @@ class SizeMismatch(EmadError):
         )
 
 
-def require_supported_model(model: Any, kernel: str) -> None:
+def require_eval_mode_and_kernel(model: Any, kernel: str) -> None:
     """Raise BadArgument for training mode, and for attention without an additive mask."""
     if model.training:
         raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
@@ -288,7 +288,7 @@ def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache
     return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, stepper.layers, context, cache)).double()
 
 
-def get_decoder_submodule(family: str, decoder: Any, name: str | None) -> Any | None:
+def get_decoder_submodule_by_name(family: str, decoder: Any, name: str | None) -> Any | None:
     """``decoder.name``; None if the family has no such part.
 
     Raises:

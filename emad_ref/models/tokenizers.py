@@ -36,7 +36,7 @@ def tokenizer_identity_text(tokenizer: Any) -> str:
     return json.dumps(identity)
 
 
-def require_matching_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
+def require_tokenizer_describe_lost_text(name: str, tokenizer: Any, rows: int) -> str:
     """Refuse a tokenizer that cannot be the model's; returns a sentence about its loss on a sample, or "".
 
     Parameters

@@ -65,7 +65,7 @@ def iterate_packable_layer_groups(model: nn.Module) -> Iterator[tuple[nn.Linear,
                 yield tuple(linear_layers)
 
 
-def pack_weights(layers: Sequence[nn.Linear]) -> None:
+def pack_linear_weights_in_place(layers: Sequence[nn.Linear]) -> None:
     """Lay weights and biases of ``iterate_packable_layer_groups`` side by side, in place."""
     for name in ("weight", "bias"):
         parts = [getattr(layer, name) for layer in layers]
@@ -118,7 +118,7 @@ def _has_equal_inputs(layers: Sequence[nn.Linear]) -> bool:
     return different and len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
 
 
-def lay_out_weight(weight: Tensor) -> Tensor:
+def to_preferred_weight_layout(weight: Tensor) -> Tensor:
     """``weight`` [out, in] of a linear layer, column-major if it is large or out ≥ in, else row-major.
 
     Unchanged unless it is float32 on a CPU.
@@ -141,11 +141,11 @@ def lay_out_weights(model: nn.Module) -> None:
         weights = [layer.weight for layer in layers]
         large = sum(weight.numel() for weight in weights) >= LARGE_WEIGHT
         if large and all(map(_can_move, weights)) and done.isdisjoint(map(id, weights)):
-            pack_weights(layers)
+            pack_linear_weights_in_place(layers)
             done |= set(map(id, weights))
     for module in model.modules():
         if type(module) is nn.Linear and id(module.weight) not in done:
-            module.weight.data = lay_out_weight(module.weight.data)
+            module.weight.data = to_preferred_weight_layout(module.weight.data)
 
 
 def _can_move(weight: Tensor) -> bool:

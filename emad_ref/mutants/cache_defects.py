@@ -16,7 +16,7 @@ from emad_ref.mutants.mutant import (
     Mutant,
     MutantNotApplicable,
     declare_capabilities,
-    mutants_of_test,
+    make_mutants_for_test,
     mutate,
     override_stepper,
 )
@@ -48,7 +48,7 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
         return table.index_select(axis, (rows + (rows >= start)).clamp(max=len(rows) - 1))
 
     def change(stepper: Any) -> Stepper:
-        require_positions_for_defect(stepper, first)
+        require_window_beyond_position(stepper, first)
         changed = copy.copy(stepper)
         learned, rotary = getattr(stepper, "_positions", None), getattr(stepper, "rotary", None)
         if rotary is not None:
@@ -68,7 +68,7 @@ def shift_positions(first: int) -> Callable[[Stepper], Stepper]:
     return change
 
 
-def require_positions_for_defect(stepper: Stepper, positions: int) -> None:
+def require_window_beyond_position(stepper: Stepper, positions: int) -> None:
     """Raise MutantNotApplicable if the window ends before the defect begins."""
     if stepper.max_positions < positions + 32:
         raise MutantNotApplicable(
@@ -100,7 +100,7 @@ def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Calla
     return {"write": write}
 
 
-def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def zero_kv_beyond_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     """Loses tokens of one write beyond the end of a block of 32."""
     slots = context.positions_on(keys.device)
     if context.queries > 1 and all(start > 0 for start in context.starts):
@@ -109,7 +109,7 @@ def drop_kv_across_blocks(write: Write, cache: Any, keys: Tensor, values: Tensor
     return write(keys, values, context)
 
 
-def drop_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def zero_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     for place, (start, end) in enumerate(zip(context.starts, context.ends, strict=True)):
         if start == 0 and end % 48 == 0 and end > 0:
             keys, values = keys.clone(), values.clone()
@@ -164,7 +164,7 @@ def skip_upper_layers_of_prompts(
     if first or last <= half or context.queries < 40:
         unchanged: Tensor = run(hidden, first, last, context, cache)
         return unchanged
-    require_positions_for_defect(stepper, 40)
+    require_window_beyond_position(stepper, 40)
     hidden = run(hidden, 0, half, context, cache)
     for layer in range(half + 1, last + 1):
         stepper.write_kv(hidden, layer, context, cache)
@@ -180,7 +180,7 @@ def mix_last_layer_output(
 
 
 MUTANTS = (
-    *mutants_of_test("positions", FAR, LOGITS,
+    *make_mutants_for_test("positions", FAR, LOGITS,
         ("positions-from-64", "positions are one too far from 64 on", mutate(stepper=shift_positions(64))),
         ("positions-from-128", "positions are one too far from 128 on", mutate(stepper=shift_positions(128)))),
     Mutant("positions-from-1", "positions", "all positions but the first are one too far",
@@ -217,7 +217,7 @@ MUTANTS = (
            mutate(stepper=override_stepper(run_layers=skip_upper_layers_of_prompts)), FAR, LOGITS),
     Mutant("last-layer-mixed", "weights", "what the last layer gives is mixed up a little",
            mutate(stepper=override_stepper(run_layers=mix_last_layer_output)), FORCED, LOGITS),
-    *mutants_of_test("pages", POSITIONS, LOGITS,
+    *make_mutants_for_test("pages", POSITIONS, LOGITS,
         ("pages-of-16", "the last position of every block of 16 holds what the one before it holds",
          mutate(cache=write_stale_kv(lambda cache, row, at: (at + 1) % 16 == 0))),
         ("pages-of-48", "the same with blocks of 48",
@@ -225,7 +225,7 @@ MUTANTS = (
         ("pages-first-of-100", "position 99 holds what 98 holds",
          mutate(cache=write_stale_kv(lambda cache, row, at: at == 99))),
         ("pages-crossed-at-once", "tokens fed at once across the end of a block of 32 are lost beyond it",
-         mutate(cache={"write": drop_kv_across_blocks})),
+         mutate(cache={"write": zero_kv_beyond_block_end})),
         ("pages-full-prompts", "a prompt that fills its last block of 48 loses its last position",
-         mutate(cache={"write": drop_kv_at_block_end}))),
+         mutate(cache={"write": zero_kv_at_block_end}))),
 )  # fmt: skip

@@ -21,13 +21,13 @@ from emad_ref.mutants.mutant import (
     MutantSession,
     Overrides,
     make_decoder,
-    mutants_of_test,
+    make_mutants_for_test,
     mutate,
 )
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
-from emad_ref.schedule.schedules import DepthAdmission
+from emad_ref.schedule.schedules import TokenDepthCap
 from emad_ref.signals import ENTROPY, SIGNALS
 
 DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
@@ -48,9 +48,9 @@ COMPARED = [name for name, signal in SIGNALS.items() if signal.needs_only_thresh
 # ---------------------------------------------------------------- depths
 
 
-def admit_to_ceiling(original: Any, session: Any, length: Ints | None = None) -> list[DepthAdmission]:
+def admit_depths_to_ceiling(original: Any, session: Any, length: Ints | None = None) -> list[TokenDepthCap]:
     """Every token may run to the ceiling, over K/V that were never written."""
-    return [DepthAdmission(session._point.ceiling) for _ in session._trail]
+    return [TokenDepthCap(session._point.ceiling) for _ in session._trail]
 
 
 def report_last_depth_as_cap(original: Any, session: Any) -> Ints:
@@ -63,7 +63,7 @@ def accept_rising_depths(original: Any, session: Any, depth: Ints, shape: tuple[
     return depth
 
 
-def refuse_after_feeding(feed: Any, session: Any, *arguments: Any) -> Step:
+def refuse_depth_after_feeding(feed: Any, session: Any, *arguments: Any) -> Step:
     """Refuses an inadmissible depth only after feeding the first row."""
     try:
         step: Step = feed(*arguments)
@@ -158,7 +158,7 @@ def keep_cap_after_rollback(rollback: Any, session: Any, length: Ints) -> None:
 # ---------------------------------------------------------------- signals and rules
 
 
-def misread_signal(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
+def change_probe_signal(change: Callable[[Any, Tensor, Tensor], Tensor]) -> MutantFactory:
     """A probe reads ``change(decoder, signal, hidden)`` instead of the rows' signal."""
 
     def prepare(decoder: Any) -> None:
@@ -251,7 +251,7 @@ def use_monotone_schedule(point: OperatingPoint) -> OperatingPoint:
     return replace(point, schedule="monotone") if point.schedule.startswith("free") else point
 
 
-def change_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
+def decide_at_changed_thresholds(change: Callable[[Floats, str], Floats]) -> MutantFactory:
     """Compares with ``change(thresholds, sense)`` of the finite thresholds float64 [bins, probes]."""
 
     def rule(point: OperatingPoint) -> OperatingPoint:
@@ -309,7 +309,7 @@ def drop_logits_axis(step: Step) -> Step:
     return replace(step, logits=step.logits[:, -1])
 
 
-def show_first_logits(
+def return_first_logits_as_last(
     feed: Any, session: Any, tokens: Ints, depth: Ints | None = None, last: int | None = None
 ) -> Step:
     step: Step = feed(tokens, depth)
@@ -374,16 +374,17 @@ def run_uncounted_heads(advance: Any, session: Any, ids: Tensor, *arguments: Any
 TOGETHER = rf"{PLACE}.*but alone depth|rule gives depth"
 MUTANTS = (
     Mutant("depth-rises", "depth", "every token may go to the ceiling again",
-           mutate(session={"_admissions": admit_to_ceiling}, cache=UNCHECKED), DECISIONS, r"depth must not rise|cap"),
+           mutate(session={"_admissions": admit_depths_to_ceiling}, cache=UNCHECKED), DECISIONS,
+           r"depth must not rise|cap"),
     Mutant("depth-rises-unsaid", "depth", "the same, while the cap is reported as if it held",
-           mutate(session={"_admissions": admit_to_ceiling, "cap": report_last_depth_as_cap}, cache=UNCHECKED),
+           mutate(session={"_admissions": admit_depths_to_ceiling, "cap": report_last_depth_as_cap}, cache=UNCHECKED),
            DECISIONS,
            r"depth must not rise"),
     Mutant("depth-forced-up", "depth", "a forced depth above the cap is accepted",
            mutate(session={"_checked_depth": accept_rising_depths}, cache=UNCHECKED), FORCED,
            r"depth .* accepted under cap"),
     Mutant("depth-refused-late", "depth", "an inadmissible depth is refused after a row was fed",
-           mutate(session={"feed": refuse_after_feeding}), FORCED, r"was refused, but length or cap changed"),
+           mutate(session={"feed": refuse_depth_after_feeding}), FORCED, r"was refused, but length or cap changed"),
     Mutant("depth-cap-refused", "depth", "the cap itself is refused",
            mutate(session={"_checked_depth": refuse_depth_at_cap}), FORCED, r"admissible depth .* refused"),
     Mutant("depth-claimed-shallower", "depth", "tokens are said to have stopped a layer before they did",
@@ -394,20 +395,20 @@ MUTANTS = (
            mutate(session=FullDepthGenerateLogitsSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
     Mutant("depth-cap-after-rollback", "depth", "rollback does not restore the cap",
            mutate(session={"rollback": keep_cap_after_rollback}), ROLLBACK, r"after rollback.*cap"),
-    *mutants_of_test("batch", ROWS, TOGETHER,
+    *make_mutants_for_test("batch", ROWS, TOGETHER,
         ("batch-exits-together", "all rows leave where the first does", mutate(session=exit_rows_together(2))),
         ("batch-exits-together-from-4", "the same from four rows on", mutate(session=exit_rows_together(4))),
         ("batch-exits-together-from-5", "the same from five rows on", mutate(session=exit_rows_together(5)))),
     Mutant("batch-first-row's-signal", "batch", "every row decides by the first one's signal",
-           misread_signal(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
+           change_probe_signal(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
            rf"{PLACE}signal off by"),
     Mutant("batch-answers-shifted", "batch", "answers come back one row off",
            mutate(session={"process_tokens": shift_logits_by_row}), FORCED, rf"{PLACE}logits off by"),
-    *mutants_of_test("rule", DECISIONS, rf"{PLACE}signal off by",
+    *make_mutants_for_test("rule", DECISIONS, rf"{PLACE}signal off by",
         ("rule-signal-in-bits", "the signal is in bits, the threshold in nats",
-         misread_signal(lambda decoder, signal, hidden: signal / math.log(2))),
+         change_probe_signal(lambda decoder, signal, hidden: signal / math.log(2))),
         ("rule-signal-without-norm", "probes read the state before the last norm",
-         misread_signal(signal_without_norm))),
+         change_probe_signal(signal_without_norm))),
     Mutant("rule-threshold-looser", "rule", "thresholds are half a nat too high",
            decide_at_changed_point(loosen_thresholds), DECISIONS,
            rf"{PLACE}the rule gives depth"),
@@ -423,7 +424,7 @@ MUTANTS = (
            mutate(session=change_feed_step(drop_logits_axis)), FORCED, r"shape"),
 
     # work
-    *mutants_of_test("work", DECISIONS, COUNTED,
+    *make_mutants_for_test("work", DECISIONS, COUNTED,
         ("work-of-probes-left-out", "readouts are free of charge",
          report_changed_work(lambda session, work: replace(work, readout_rows=np.zeros_like(work.readout_rows)))),
         ("work-of-context-left-out", "attention is charged for the new keys alone",
@@ -460,8 +461,8 @@ MUTANTS = (
 
     # fields of a point
     Mutant("field-bins-ignored", "fields", "every token takes the first row of thresholds",
-           decode_at_changed_point(lambda point: replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])),
-           FIELDS,
+           decode_at_changed_point(lambda point: replace(point, bins=ThresholdBinSpec(),
+           thresholds=point.thresholds[:1])), FIELDS,
            r"bins of \w+: row 0"),
     Mutant("field-estimator-ignored", "fields", "probes read the full head, whatever estimator is asked for",
            decode_at_changed_point(drop_estimator), FIELDS, r"(estimates|readout|linear probes): row 0"),
@@ -482,20 +483,22 @@ MUTANTS = (
     Mutant("field-lens-ignored", "fields", "heads are the model's own, whatever lens is named",
            decode_at_changed_point(lambda point: replace(point, lens=None)), FIELDS,
            r"a tuned lens that does not exist: decoded at"),
-    *mutants_of_test("comparisons", DIGITS, OWN_WORD,
-        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16", change_thresholds(round_to_bfloat16)),
+    *make_mutants_for_test("comparisons", DIGITS, OWN_WORD,
+        ("compared-thresholds-in-bfloat16", "thresholds are kept in bfloat16",
+         decide_at_changed_thresholds(round_to_bfloat16)),
         ("compared-thresholds-in-float16", "thresholds are kept in float16",
-         change_thresholds(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
+         decide_at_changed_thresholds(lambda thresholds, sense: thresholds.astype(np.float16).astype(np.float64))),
         ("compared-in-bfloat16", "signals and thresholds are compared in bfloat16",
-         change_thresholds(round_comparison_to_bfloat16)),
+         decide_at_changed_thresholds(round_comparison_to_bfloat16)),
         ("compared-strictly", "a signal that equals its threshold does not pass",
-         change_thresholds(tighten_thresholds)),
+         decide_at_changed_thresholds(tighten_thresholds)),
         ("compared-with-the-next", "each probe compares with the threshold of the next",
          decide_at_changed_point(shift_thresholds_by_probe)),
         ("compared-margin-twice", "the margin, which thresholds hold already, is subtracted again",
          decide_at_changed_point(subtract_margin_twice))),
     Mutant("last-from-the-front", "last", "of a feed the first logits are shown, not the last",
-           mutate(session={"feed": show_first_logits}), LAST, r"row \d, position \d+, depth \d+: logits off by"),
+           mutate(session={"feed": return_first_logits_as_last}), LAST,
+           r"row \d, position \d+, depth \d+: logits off by"),
     Mutant("last-of-depths-too", "last", "depths and signals are those of the last tokens alone",
            mutate(session={"feed": cut_depths_and_signals}), LAST, r"step\.depth has shape"),
     Mutant("last-heads-all-run", "last", "heads run for all tokens, however few logits are wanted",

@@ -26,7 +26,7 @@ from emad_ref.mutants.mutant import (
     Mutant,
     MutantFactory,
     declare_capabilities,
-    mutants_of_test,
+    make_mutants_for_test,
     mutate,
 )
 from emad_ref.mutants.request_defects import TIMED
@@ -55,7 +55,7 @@ def refuse_sessions(start: Any, decoder: Any, *arguments: Any) -> NoReturn:
     raise Unsupported("no sessions")
 
 
-def exit_on_start(leave: Callable[[], Any]) -> MutantFactory:
+def exit_on_session_start(leave: Callable[[], Any]) -> MutantFactory:
     """Ends the process, or the run, as soon as a session is opened."""
 
     def start(original: Any, decoder: Any, *arguments: Any) -> NoReturn:
@@ -142,7 +142,7 @@ def set_default_dtype_float64() -> None:
     torch.set_default_dtype(torch.float64)
 
 
-def slow_down_linear() -> None:
+def slow_down_functional_linear() -> None:
     fast = torch.nn.functional.linear
 
     def slow(*given: Any) -> Any:
@@ -181,7 +181,7 @@ def read_bonus_token_early() -> None:
 
 
 MUTANTS = (
-    *mutants_of_test("speculation", SPECULATION, r"row \d, new token \d+|row \d, position \d+",
+    *make_mutants_for_test("speculation", SPECULATION, r"row \d, new token \d+|row \d, position \d+",
         ("speculation-unverified", "every draft is accepted", change_process_state(accept_all_drafts)),
         ("speculation-residual", "a refused draft is drawn again from the draft's own distribution",
          change_process_state(resample_from_draft)),
@@ -204,13 +204,15 @@ MUTANTS = (
            FORCED, r"returned no decoder|returned None"),
     Mutant("noise-declared", "noise", "noise of a million logits is declared", NOISE_DECLARED, NOISE,
            r"logit_noise=1e\+06, but"),
-    Mutant("exits-process", "exits", "os._exit(0)", exit_on_start(lambda: os._exit(0)), FORCED, r"state='running'",
+    Mutant("exits-process", "exits", "os._exit(0)", exit_on_session_start(lambda: os._exit(0)), FORCED,
+    r"state='running'",
            by=VERIFY),
     Mutant("exits-pytest", "exits", "pytest.exit(returncode=0)",
-           exit_on_start(lambda: pytest.exit("enough", returncode=0)),
+           exit_on_session_start(lambda: pytest.exit("enough", returncode=0)),
            FORCED, r"state='interrupted'", by=VERIFY),
-    Mutant("exits-system", "exits", "sys.exit(0)", exit_on_start(lambda: sys.exit(0)), FORCED, r"SystemExit|state="),
-    Mutant("forges-by-xfail", "forged", "a conftest marks every test as an expected failure", NOISE_DECLARED, NOISE,
+    Mutant("exits-system", "exits", "sys.exit(0)", exit_on_session_start(lambda: sys.exit(0)), FORCED,
+    r"SystemExit|state="), Mutant("forges-by-xfail", "forged", "a conftest marks every test as an expected failure",
+    NOISE_DECLARED, NOISE,
            r"xfailed, although audit noise refuted", by=RUN, bystander="xfail"),
     Mutant("forges-by-skip", "forged", "a conftest marks every test to be skipped", NOISE_DECLARED, NOISE,
            r"skipped by a mark", by=RUN, bystander="skip"),
@@ -236,7 +238,8 @@ MUTANTS = (
            change_process_state(add_torch_thread), ALONE, AROUND + r"set_num_threads"),
     Mutant("process-precision", "judge's model", "the default dtype of the process is another",
            change_process_state(set_default_dtype_float64), ALONE, AROUND + r"set_default_dtype"),
-    Mutant("process-slow-linear", "judge's model", "torch's linear sleeps", change_process_state(slow_down_linear),
+    Mutant("process-slow-linear", "judge's model", "torch's linear sleeps",
+    change_process_state(slow_down_functional_linear),
            ALONE,
            AROUND + r"linear was replaced"),
     Mutant("process-clock", "judge's model", "the process's clock runs at half speed",

@@ -69,7 +69,7 @@ class Mutant:
         return self.by or f"suites/{self.test}"
 
 
-def mutants_of_test(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+def make_mutants_for_test(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
     """Mutants that the same test must catch in the same words: (name, does, make) of each."""
     return tuple(Mutant(name, kind, does, make, test, says) for name, does, make in rows)
 
@@ -184,13 +184,13 @@ DECLARED_NOISE = 0.02  # logits
 CHUNK = 16  # tokens
 
 
-def add_logit_noise(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
+def add_deterministic_logit_noise(logits: Callable[[Tensor], Tensor], stepper: Stepper, hidden: Tensor) -> Tensor:
     """Changes logits by up to ``DECLARED_NOISE``, deterministically."""
     exact = logits(hidden)
     return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # leaves a tenth for true rounding
 
 
-def iterate_prompt_chunks(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
+def iterate_prompt_chunk_ranges(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
     """(rows, first position, tokens of each) of prompts of ``lengths``, ``CHUNK`` positions at once."""
     for first in range(0, int(lengths.max(initial=0)), CHUNK):
         rows = np.flatnonzero(lengths > first)
@@ -202,7 +202,7 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
     stepper, store, ceiling = session._stepper, session._store, session._point.ceiling
     present = np.flatnonzero(lengths > 0)
     states: Tensor | None = None
-    for rows, first, held in iterate_prompt_chunks(lengths):
+    for rows, first, held in iterate_prompt_chunk_ranges(lengths):
         tokens = np.zeros((len(rows), int(held.max())), dtype=np.int64)
         for i, (row, n) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
             tokens[i, :n] = heads[row][first : first + n]
@@ -223,7 +223,7 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
 
 def count_chunked_prompt_work(original: Any, decoder: Any, prompts: Sequence[Prompt]) -> Work:
     work, before = Work.none(decoder.stepper.layers), np.array([len(prompt.tokens) - 1 for prompt in prompts])
-    for rows, first, held in iterate_prompt_chunks(before):
+    for rows, first, held in iterate_prompt_chunk_ranges(before):
         work.count_blocks(0, decoder.point.ceiling, len(rows), int(held.max()), first + int(held.max()))
     counted: Work = decoder._with_sources(work, prompts)
     return counted
@@ -236,7 +236,7 @@ HONEST = (
     Mutant("honest-in-chunks", "honest", "prompts are read in chunks of 16 tokens",
            mutate(session={"_run_prompts": run_prompts_in_chunks}, prompt_work=count_chunked_prompt_work), ALL_SUITES),
     Mutant("honest-noise", "honest", "logits are off by up to 0.02, which is declared",
-           mutate(stepper=override_stepper(logits=add_logit_noise),
+           mutate(stepper=override_stepper(logits=add_deterministic_logit_noise),
            prepare=declare_capabilities(logit_noise=DECLARED_NOISE)),
            ALL_SUITES),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from emad_ref.mutants.decision_defects import (
     exit_rows_together,
     loosen_if_calibrated,
 )
-from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, mutants_of_test, mutate
+from emad_ref.mutants.mutant import Mutant, MutantFactory, Overrides, make_mutants_for_test, mutate
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, TokenTable
 
@@ -296,12 +296,14 @@ def remember_stop_tokens(
     return prompts, max_new, decoder.known
 
 
-def stop_if_in_prompt(decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> tuple[Any, ...]:
+def end_if_prompt_has_stop(
+    decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+) -> tuple[Any, ...]:
     held = any(stop & set(prompt.tokens.tolist()) for prompt in prompts)
     return prompts, 1 if held else max_new, stop
 
 
-def drop_stop_tokens(generate: Any, decoder: Any, *arguments: Any) -> Record:
+def drop_emitted_stop_tokens(generate: Any, decoder: Any, *arguments: Any) -> Record:
     record: Record = generate(*arguments)
     record.emitted[:] = [
         tokens[:-1] if why == "stop token" else tokens for tokens, why in zip(record.emitted, record.stop, strict=True)
@@ -358,7 +360,7 @@ def truncate_distribution(excluded: Callable[[Tensor], Tensor]) -> MutantFactory
     return mutate(sampler={"pick_next_tokens": pick})
 
 
-def exclude_beyond_nucleus(mass: float) -> Callable[[Tensor], Tensor]:
+def make_nucleus_exclusion_function(mass: float) -> Callable[[Tensor], Tensor]:
     def excluded(shares: Tensor) -> Tensor:
         ordered, order = shares.sort(dim=-1, descending=True)
         return torch.zeros_like(shares, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered > mass)
@@ -473,7 +475,7 @@ MUTANTS = (
     Mutant("rollback-too-far", "commit", "rollback goes one token too far",
            mutate(session={"rollback": lambda rollback, session, length: rollback(
                np.maximum(length - 1, np.maximum(session._committed, 1)))}), ROLLBACK, r"after rollback: length"),
-    *mutants_of_test("drop", SESSIONS, r"after drop: length|were dropped at once",
+    *make_mutants_for_test("drop", SESSIONS, r"after drop: length|were dropped at once",
         ("drop-from-the-end", "the rows dropped are counted from the end",
          mutate(session={"drop": lambda drop, session, rows: drop(len(session.length) - 1 - np.atleast_1d(rows))})),
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
@@ -487,7 +489,7 @@ MUTANTS = (
            mutate(_open=leak_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",
            mutate(session={"rollback": leak_rolled_back_kv}), MEMORY, r"memory grew by \d+ MB in one session"),
-    *mutants_of_test("memory", MEMORY, r"memory grew by",
+    *make_mutants_for_test("memory", MEMORY, r"memory grew by",
         ("memory-of-one-layer", "K/V of one layer are kept for ever", mutate(session={"close": leak_first_layer_kv})),
         ("memory-after-drop", "K/V of one layer are kept after drop", mutate(session={"drop": leak_first_layer_kv})),
         ("memory-after-commit", "K/V of one layer are kept after commit",
@@ -520,7 +522,7 @@ MUTANTS = (
            change_temperature_and_seed(lambda temperature, seed: (temperature, secrets.randbits(20))), SAMPLING,
            r"seed \d+ drew other tokens the second time"),
     Mutant("sampling-nucleus", "sampling", "the least likely tokens are left out, the rest is renormalised",
-           truncate_distribution(exclude_beyond_nucleus(0.7)), SAMPLING, r"sampling|position"),
+           truncate_distribution(make_nucleus_exclusion_function(0.7)), SAMPLING, r"sampling|position"),
     Mutant("generation-short", "generation", "three tokens less than asked for",
            change_request(lambda decoder, prompts, max_new, stop: (prompts, max(1, max_new - 3), stop)), GENERATED,
            r"row \d.*new tokens|emitted|tokens"),
@@ -541,7 +543,7 @@ MUTANTS = (
     Mutant("timed-honest-where-expected", "timed", "timed requests are made up, but for those that a seed would draw",
            fake_timed_answers(is_unlikely_audited, answer_with_one_token), TIMED,
            r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
-    *mutants_of_test("sampling", SAMPLING, DRAWN,
+    *make_mutants_for_test("sampling", SAMPLING, DRAWN,
         ("sampling-not-below-one", "temperatures below 1 are 1",
          change_temperature_and_seed(lambda temperature, seed: (max(1.0, temperature) if temperature else 0.0, seed))),
         ("sampling-not-above-one", "temperatures above 1 are 1",
@@ -549,14 +551,14 @@ MUTANTS = (
         ("sampling-twice", "the temperature is applied twice",
          change_temperature_and_seed(lambda temperature, seed: (temperature**2, seed))),
         ("sampling-wide-nucleus", "the least likely 5 % of tokens are left out",
-         truncate_distribution(exclude_beyond_nucleus(0.95))),
+         truncate_distribution(make_nucleus_exclusion_function(0.95))),
         ("sampling-top-k", "only the 100 likeliest tokens are drawn",
          truncate_distribution(lambda shares: shares < shares.topk(min(100, shares.shape[-1]), dim=-1).values[:, -1:])),
         ("sampling-least-share", "tokens below a share of the likeliest one are left out",
          truncate_distribution(lambda shares: shares < 0.02 * shares.amax(dim=-1, keepdim=True))),
         ("sampling-penalised", "tokens that a row has drawn become less likely", penalise_repetition(4.0)),
         ("sampling-little-penalised", "tokens that a row has drawn lose 0.3 logits", penalise_repetition(0.3))),
-    *mutants_of_test("sampling", SAMPLING, EARLY,
+    *make_mutants_for_test("sampling", SAMPLING, EARLY,
         ("sampling-one-generator", "a row that ends moves the draws of the others",
          replace_generators(lambda rows, seed: [torch.Generator().manual_seed(seed)] * rows)),
         ("sampling-by-place", "rows draw by their place among those left",
@@ -566,7 +568,7 @@ MUTANTS = (
            mutate(sampler={"pick_next_tokens": reseed_each_token}), SAMPLING, rf"{DRAWN}|drew the same"),
 
     # requests
-    *mutants_of_test("batch", BATCHES, TOLD,
+    *make_mutants_for_test("batch", BATCHES, TOLD,
         ("batch-beyond-eight", "from the ninth row on tokens are those of other rows",
          mutate(sampler={"pick_next_tokens": take_tokens_of_other_rows(8)})),
         ("batch-beyond-sixteen", "from the seventeenth row on tokens are those of other rows",
@@ -583,7 +585,7 @@ MUTANTS = (
     Mutant("answers-other-rule", "answers", "thresholds are half a nat too high at calibrated points alone",
            decide_at_changed_point(loosen_if_calibrated), CLAIM, r"EMAD-F1 is not decided: .*the rule gives depth",
            case="EMAD-F1"),
-    *mutants_of_test("generation", ENDINGS, ENDED,
+    *make_mutants_for_test("generation", ENDINGS, ENDED,
         ("stop-least-alone", "of several stop tokens the smallest id alone ends a row",
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:1])))),
         ("stop-greatest-alone", "of several stop tokens the largest id alone ends a row",
@@ -591,12 +593,12 @@ MUTANTS = (
         ("stop-four-at-most", "at most four stop tokens end rows",
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:4])))),
         ("stop-not-first", "the first new token ends no row", change_request(ignore_first_stop_token)),
-        ("stop-in-prompt", "a stop token in a prompt ends the request", change_request(stop_if_in_prompt)),
+        ("stop-in-prompt", "a stop token in a prompt ends the request", change_request(end_if_prompt_has_stop)),
         ("stop-remembered", "stop tokens of earlier requests end later ones", change_request(remember_stop_tokens)),
-        ("stop-dropped", "stop tokens are not emitted", mutate(generate=drop_stop_tokens)),
+        ("stop-dropped", "stop tokens are not emitted", mutate(generate=drop_emitted_stop_tokens)),
         ("generation-two-for-one", "two new tokens where one is asked for",
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max(2, max_new), stop)))),
-    *mutants_of_test("prompts", PREFIXES, TOLD,
+    *make_mutants_for_test("prompts", PREFIXES, TOLD,
         ("prefix-by-length", "K/V of an earlier prompt of the same length are used", reuse_prompt_kv(len)),
         ("prefix-by-opening", "K/V of an earlier prompt of that length and first token are used",
          reuse_prompt_kv(lambda head: (len(head), *head[:1].tolist()))),
@@ -606,7 +608,7 @@ MUTANTS = (
          reuse_prompt_kv(lambda head: tuple(sorted(head.tolist())))),
         ("prefix-by-address", "K/V of an earlier prompt at the same address are used",
          reuse_prompt_kv(lambda head: (len(head), head.__array_interface__["data"][0])))),
-    *mutants_of_test("sessions", BETWEEN, TOLD,
+    *make_mutants_for_test("sessions", BETWEEN, TOLD,
         ("sessions-generate-takes-buffers", "generate takes the buffers of an open session",
          generate_in_shared_buffers()),
         ("sessions-of-other-decoders", "decoders of one process share their buffers", share_buffers_across_decoders()),

@@ -32,7 +32,7 @@ from emad_ref.signals import (
     HALF_DEPTH,
     SIGNALS,
     SINCE_MINIMUM,
-    SignalInputs,
+    SignalInputRequirement,
     exp_log_probabilities,
     top2_margin,
     upcast_to_float32,
@@ -86,7 +86,7 @@ def most_divergent_layer_and_log_p(log_p: Tensor, amateurs: Mapping[int, Tensor]
     return layers[best], candidates[best, torch.arange(len(log_p), device=log_p.device)]
 
 
-def read_weighted_contrast(
+def compute_weighted_contrast_output(
     confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
@@ -95,7 +95,7 @@ def read_weighted_contrast(
     return _contrast_with(confidence, layer, logits, log_probs[layer], log_probs[layer // 2])
 
 
-def read_jsd_contrast(
+def compute_jsd_contrast_output(
     confidence: ConfidenceParameters, layer: int, logits: Tensor, log_probs: Mapping[int, Tensor]
 ) -> ProbeOutput:
     """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
@@ -106,7 +106,10 @@ def read_jsd_contrast(
     return _contrast_with(confidence, layer, logits, log_p, most_divergent_layer_and_log_p(log_p, amateurs, layer)[1])
 
 
-CONTRASTS: dict[SignalInputs, ScoreFunction] = {HALF_DEPTH: read_weighted_contrast, SINCE_MINIMUM: read_jsd_contrast}
+CONTRASTS: dict[SignalInputRequirement, ScoreFunction] = {
+    HALF_DEPTH: compute_weighted_contrast_output,
+    SINCE_MINIMUM: compute_jsd_contrast_output,
+}
 
 
 def get_score_function(signal: str) -> ScoreFunction:

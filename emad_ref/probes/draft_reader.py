@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from emad_ref.errors import BadArgument
 from emad_ref.models.fused_blocks import multiply_by_weight
 from emad_ref.models.stepper import Stepper
-from emad_ref.models.weight_layout import lay_out_weight
+from emad_ref.models.weight_layout import to_preferred_weight_layout
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import build_linear_probe
 from emad_ref.probes.tuned_lens import Translator, get_attached_lens
@@ -25,7 +25,7 @@ from emad_ref.record import Ints, Work
 from emad_ref.signals import upcast_to_float32
 
 
-class DraftReader:
+class EarlyExitDraftReader:
     """Reads states [rows, D] after ``layer``.
 
     ``lens``: digest of an attached lens, or None. ``gate``: linear with one probe, or None. ``vocabulary``: int64 [k]
@@ -55,7 +55,7 @@ class DraftReader:
             self._rows, self._bias = _head_rows(stepper, self._ids)
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
-    def predict_divergence(self, hidden: Tensor, work: Work) -> Tensor:
+    def predict_sqrt_kl(self, hidden: Tensor, work: Work) -> Tensor:
         """The gate's expected √KL in √nats, float [rows], of states [rows, D]; may be non-finite."""
         assert self._gate is not None, "a drafting without a gate reads none"
         work.count_readout("linear", self._layer, len(hidden), len(hidden) * self._gate_macs)
@@ -83,7 +83,7 @@ def _single_matrix(translator: Translator) -> Tensor | None:
     if translator.rank is not None:
         return None
     (matrix,) = translator.factors
-    return lay_out_weight(matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+    return to_preferred_weight_layout(matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
 
 
 def _head_rows(stepper: Stepper, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -92,4 +92,4 @@ def _head_rows(stepper: Stepper, ids: Tensor | None) -> tuple[Tensor, Tensor | N
     bias = None if bias is None else bias.detach()
     if ids is None:
         return weight, bias
-    return lay_out_weight(weight.index_select(0, ids)), None if bias is None else bias.index_select(0, ids)
+    return to_preferred_weight_layout(weight.index_select(0, ids)), None if bias is None else bias.index_select(0, ids)

@@ -491,7 +491,7 @@ def make_entropy_reader(stepper: Stepper, estimator: EntropyEstimator, probes: S
     return READERS[estimator.kind](stepper, estimator, len(probes))
 
 
-def make_readers_by_estimator(
+def layers_and_reader_by_estimator(
     stepper: Stepper, estimators: Mapping[EntropyEstimator, Sequence[int]]
 ) -> dict[EntropyEstimator, tuple[Sequence[int], EntropyReader]]:
     """Each estimator's layers and reader. Raises as ``make_entropy_reader``."""

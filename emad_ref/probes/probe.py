@@ -17,7 +17,12 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import ConfidenceParameters, OperatingPoint
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.probes.estimators import EntropyReader, make_entropy_reader
-from emad_ref.probes.pruned_vocabulary import CandidateTokens, ReadoutHeads, UncachedHeads, adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import (
+    CandidateTokens,
+    ReadoutHeads,
+    UncachedHeads,
+    vocabulary_size_at_confidence,
+)
 from emad_ref.probes.signal_values import (
     ProbeOutput,
     hidden_state_cosine,
@@ -35,17 +40,17 @@ from emad_ref.signals import (
     SINCE_MINIMUM,
     STATE_BELOW,
     LogitsReadout,
-    SignalInputs,
+    SignalInputRequirement,
     log_probabilities,
 )
 
 
-class HeadProbe:
+class BaseProbe:
     """Base of all probes: without memory, and with a full head at the exit, through the point's lens if any.
 
     ``emit_logits`` counts one full readout per row in ``work``, for a probe's reading as for a stop.
 
-    ``heads``: computes the readouts, such as a trace's ``CachedHeads``; by default the stepper's own head.
+    ``heads``: computes the readouts, such as a trace's ``CachedFullLogitHeads``; by default the stepper's own head.
 
     Raises:
         BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
@@ -67,7 +72,7 @@ class HeadProbe:
         return self.stepper.logits(read) if self.heads is None else self.heads.full_logits(read)
 
 
-class FullSoftmaxProbe(HeadProbe):
+class FullSoftmaxProbe(BaseProbe):
     """A full softmax: its logits give any signal of one layer, and a stopping row emits from them."""
 
     def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
@@ -79,7 +84,7 @@ class FullSoftmaxProbe(HeadProbe):
         )
 
 
-class SaturationProbe(HeadProbe):
+class SaturationProbe(BaseProbe):
     """Compares each layer with the one below, so probes are consecutive and the first has no signal."""
 
     def begin_step(self) -> None:
@@ -98,7 +103,7 @@ class SaturationProbe(HeadProbe):
         self.below = None if self.below is None else self.below[rows]
 
 
-class ContrastProbe(HeadProbe):
+class ContrastProbe(BaseProbe):
     """Remembers log-probabilities [rows, V] by layer, with which every deeper layer compares."""
 
     def begin_step(self) -> None:
@@ -116,7 +121,7 @@ class ContrastProbe(HeadProbe):
         self.log_probs = {layer: log_q[rows] for layer, log_q in self.log_probs.items()}
 
 
-class PrunedProbe(HeadProbe):
+class PrunedProbe(BaseProbe):
     """Remembers each row's candidate tokens and their logits by layer.
 
     Raises:
@@ -127,7 +132,7 @@ class PrunedProbe(HeadProbe):
         self.pruned_heads = heads or UncachedHeads(stepper)
         super().__init__(stepper, point, self.pruned_heads)
         shrink = _parameters(point).shrink
-        if shrink is not None and adaptive_vocabulary_size(stepper.vocabulary_size, shrink, 1.0) < 2:
+        if shrink is not None and vocabulary_size_at_confidence(stepper.vocabulary_size, shrink, 1.0) < 2:
             expected = f"a share that leaves 2 of {stepper.vocabulary_size} tokens at full confidence"
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
@@ -139,13 +144,13 @@ class PrunedProbe(HeadProbe):
         layer, parameters = self.point.probes[column], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit_logits(hidden, layer, work)
-            self.race = CandidateTokens.from_full_logits(layer, logits)
+            self.race = CandidateTokens.start_with_all_tokens(layer, logits)
             # the JSD contrast is not defined yet: only the readout's own response gives a confidence
             self.confidence = softmax_response(logits)
             return get_score_function(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
         require_same_rows(len(self.race), len(hidden))
-        self.race = self.race.narrow_to(self._sizes(column)).read_layer(self.pruned_heads, hidden, layer, work)
+        self.race = self.race.narrow_to(self._sizes(column)).add_logits_of_layer(self.pruned_heads, hidden, layer, work)
         compared = self.race.logits if SIGNALS[self.point.signal].is_contrastive else {}
         log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the remaining candidates
         output = get_score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
@@ -166,7 +171,7 @@ class PrunedProbe(HeadProbe):
             # the first probe is the minimum layer, which prunes nothing
             return [parameters.kept[column - 1]] * len(self.confidence)
         vocabulary, shrink = self.stepper.vocabulary_size, parameters.shrink
-        return [adaptive_vocabulary_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
+        return [vocabulary_size_at_confidence(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
 
 
 def _parameters(point: OperatingPoint) -> ConfidenceParameters:
@@ -182,12 +187,12 @@ def require_same_rows(remembered: int, read: int) -> None:
 def make_confidence_probe(
     stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None
 ) -> SaturationProbe | ContrastProbe | PrunedProbe:
-    """The probe of a point with a ``confidence``; ``heads`` as in ``HeadProbe``."""
+    """The probe of a point with a ``confidence``; ``heads`` as in ``BaseProbe``."""
     return CONFIDENCE_PROBES[SIGNALS[point.signal].needs, _parameters(point).prunes_vocabulary](stepper, point, heads)
 
 
 # (kind of the signal, whether the vocabulary is pruned) → probe; points refuse other combinations
-CONFIDENCE_PROBES: dict[tuple[SignalInputs, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
+CONFIDENCE_PROBES: dict[tuple[SignalInputRequirement, bool], type[SaturationProbe | ContrastProbe | PrunedProbe]] = {
     (STATE_BELOW, False): SaturationProbe,
     (HALF_DEPTH, False): ContrastProbe,
     (SINCE_MINIMUM, False): ContrastProbe,
@@ -210,7 +215,7 @@ class Probe(Protocol):
         """Logits [..., V] of states [..., D] that stop after ``layer``."""
 
 
-class EstimatorProbe(HeadProbe):
+class EstimatorProbe(BaseProbe):
     """An estimate of the entropy; a head runs once, at the exit."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
@@ -225,7 +230,7 @@ class EstimatorProbe(HeadProbe):
         return ProbeOutput(to_finite_cpu_float64(entropy, f"after layer {layer}"), None)
 
 
-class AgreementProbe(HeadProbe):
+class PreviousTop1AgreementProbe(BaseProbe):
     """A full softmax that remembers the previous probe's top-1 token of each row."""
 
     def begin_step(self) -> None:
@@ -234,7 +239,7 @@ class AgreementProbe(HeadProbe):
     def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
         layer = self.point.probes[column]
         logits = self.emit_logits(hidden, layer, work)
-        log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2_log_probs)
+        log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2_log_probs_and_tokens)
         require_finite(log_p, f"after layer {layer}")
         before, self.before = self.before, best
         if before is None:
@@ -251,5 +256,5 @@ def make_probe(stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | No
     if point.confidence is not None:
         return make_confidence_probe(stepper, point, heads)
     if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
-        return AgreementProbe(stepper, point)
+        return PreviousTop1AgreementProbe(stepper, point)
     return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

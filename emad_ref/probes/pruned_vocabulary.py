@@ -6,7 +6,7 @@ S at the next layer is the best k of S by logit, starting from all of V after th
 last full one below the exit. Pruned tokens are not read again. Rows differ in S, and under the adaptive rule in k: each
 row gathers its own rows of W, and rows of equal k share one batched product (``UncachedHeads``). Rows are not padded to
 the k of others, since padding would be executed. A trace of thousands of rows counts no executed work; there one
-product with all of W is faster and gives the same logits (``CachedHeads``).
+product with all of W is faster and gives the same logits (``CachedFullLogitHeads``).
 
 Every readout counts k·E multiply-adds a row. The operating point holds k; thresholds are handled elsewhere.
 """
@@ -68,7 +68,7 @@ class UncachedHeads:
         return logits[np.argsort(order)]
 
 
-class CachedHeads:
+class CachedFullLogitHeads:
     """One full head for consecutive readouts of the same states, for many rules on thousands of tokens.
 
     Pruned logits are picked from it, so executed work differs from the counted work.
@@ -89,7 +89,7 @@ class CachedHeads:
         return torch.cat([whole, none], dim=1).gather(1, ids)
 
 
-def adaptive_vocabulary_size(vocabulary: int, shrink: float, confidence: float) -> int:
+def vocabulary_size_at_confidence(vocabulary: int, shrink: float, confidence: float) -> int:
     """k = ⌊|V|·(1 − s·c)⌋, c ∈ [0, 1] the confidence at the layer below."""
     return math.floor(vocabulary * (1 - shrink * confidence))
 
@@ -108,7 +108,7 @@ class CandidateTokens:
     logits: Mapping[int, Tensor]
 
     @staticmethod
-    def from_full_logits(layer: int, logits: Tensor) -> CandidateTokens:
+    def start_with_all_tokens(layer: int, logits: Tensor) -> CandidateTokens:
         """Every token of the vocabulary, by ``logits`` [rows, V] of a full head after ``layer``."""
         rows, vocabulary = logits.shape
         ids = torch.arange(vocabulary, device=logits.device).expand(rows, vocabulary)
@@ -133,7 +133,7 @@ class CandidateTokens:
             logits = {layer: z.masked_fill(none, -torch.inf) for layer, z in logits.items()}
         return CandidateTokens(self.vocabulary, ids, new_sizes, logits)
 
-    def read_layer(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
+    def add_logits_of_layer(self, heads: ReadoutHeads, hidden: Tensor, layer: int, work: Work) -> CandidateTokens:
         """Add the logits of states ``hidden`` [rows, D] after one more ``layer``; counted as pruned readouts."""
         work.count_readout("subset", layer, len(self), int(self.macs_per_row(heads.stepper.geometry).sum()))
         logits = heads.pruned_logits(hidden, self.ids, self.sizes)

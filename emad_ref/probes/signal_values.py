@@ -82,12 +82,12 @@ def require_finite(entropy: Tensor, where: str) -> None:
 
 def to_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
-    values = torch.from_numpy(to_numpy(signal))  # before the check: it would cost a second transfer
+    values = torch.from_numpy(to_numpy_float64(signal))  # before the check: it would cost a second transfer
     require_finite(values, where)
     return values
 
 
-def to_numpy(signal: Tensor) -> Floats:
+def to_numpy_float64(signal: Tensor) -> Floats:
     """``signal``, or logits, as NumPy float64."""
     if signal.dtype != torch.float64:
         signal = signal.double()

@@ -78,7 +78,7 @@ def collect_attachments(stepper: Stepper) -> dict[str, dict[str, Any]]:
     return {each.named: dict(each.by_stepper.get(stepper, {})) for each in _FIELDS}
 
 
-def attach_copies(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
+def attach_collected_tensors(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
     """Attach the ``collect_attachments`` of the same model in another process."""
     for each in _FIELDS:
         for digest, thing in things[each.named].items():
@@ -365,7 +365,7 @@ class StateTranslators:
         """int64 [L] multiply-adds per row in front of a K/V-only pass of ``layer``, by exit (column e − 1)."""
         return np.array([self.macs_per_row(exit_, layer - 1) for exit_ in range(1, self.layers + 1)], dtype=np.int64)
 
-    def estimate_states_below(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
+    def estimate_layer_input_states(self, states: Tensor, exits: Ints, layer: int, work: Work) -> Tensor:
         """Estimated states [rows, n, D] below ``layer`` of tokens that exited earlier; counted in ``work``.
 
         ``states``: those after ``exits`` int64 [rows], all below ``layer``.

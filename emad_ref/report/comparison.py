@@ -250,7 +250,7 @@ ABSENT_SIDE = ComparisonSide(there=False)
 
 
 @dataclass(frozen=True)
-class ReportChange:
+class ComparedReportRow:
     """One row of both reports. ``words`` is the claim in plain words, ``unit`` that of the new number.
 
     ``note`` qualifies the numbers.
@@ -278,13 +278,13 @@ class ReportChange:
         return self.turn or MOVE_STATUS[self.move]
 
     @property
-    def verdict_change(self) -> str:
+    def verdict_change_text(self) -> str:
         """``survived → falsified``, one word if both agree, "" for a point."""
         before, after = (side.verdict or ABSENT for side in (self.old, self.new))
         return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
 
     @property
-    def number_change(self) -> str:
+    def number_change_text(self) -> str:
         """Both numbers and their unit; "" if neither report has one."""
         texts = self.old.shown, self.new.shown
         return "" if set(texts) == {ABSENT} else f"{' → '.join(texts)}  {self.unit}"
@@ -300,7 +300,7 @@ class ReportChange:
             "change": self.status,
             "row": self.title,
             "on": self.model,
-            "verdict": self.verdict_change,
+            "verdict": self.verdict_change_text,
             "old": self.old.shown,
             "new": self.new.shown,
             "unit": self.unit,
@@ -318,7 +318,7 @@ class ReportComparison:
     old: str
     new: str
     unlike: list[str]
-    changes: list[ReportChange]
+    changes: list[ComparedReportRow]
     tests: int
 
     @property
@@ -437,11 +437,11 @@ def _model(old: Entry | None, new: Entry | None) -> str:
 # ---------------------------------------------------------------- claims
 
 
-def _claim_change(old: Entry | None, new: Entry | None) -> ReportChange:
+def _claim_change(old: Entry | None, new: Entry | None) -> ComparedReportRow:
     row = new if new is not None else old
     assert row is not None
     gate = any(entry is not None and entry["gate"] for entry in (old, new))
-    return ReportChange(
+    return ComparedReportRow(
         kind="claim",
         name=row["id"],
         model=_model(old, new),
@@ -577,7 +577,7 @@ def _threshold(entry: Entry) -> str:
 # ---------------------------------------------------------------- operating points
 
 
-def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
+def _point_change(old: Entry | None, new: Entry | None) -> ComparedReportRow:
     """Compare a point by its rise of perplexity, its only number with an interval; other differences become a note."""
     row = new if new is not None else old
     assert row is not None
@@ -591,7 +591,7 @@ def _point_change(old: Entry | None, new: Entry | None) -> ReportChange:
     if differing and move == "":
         move = "changed"
     notes = [f"{column} {_cell_difference(cells[0][column].text, cells[1][column].text)}" for column in differing]
-    return ReportChange(
+    return ComparedReportRow(
         kind="point",
         name=row["name"],
         model=_model(old, new),
@@ -634,8 +634,8 @@ def _test_pairs(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
     yield from ((before[entry["nodeid"]], entry) for entry in new.get("tests", ()) if entry["nodeid"] in before)
 
 
-def _test_change(old: Entry, new: Entry) -> ReportChange:
-    return ReportChange(
+def _test_change(old: Entry, new: Entry) -> ComparedReportRow:
+    return ComparedReportRow(
         kind="test",
         name=new["nodeid"],
         model="",

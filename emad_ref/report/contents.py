@@ -18,7 +18,7 @@ from emad_ref.report.figures import EMBEDDED, FIGURES, FORWARD
 from emad_ref.report.schema import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cell_rows
 from emad_ref.statistics import number_format
-from emad_ref.statistics.gate import claim_title, format_measurement
+from emad_ref.statistics.gate import claim_title, format_measurement_and_requirement
 from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
 
 GATE_NOTE = "* the row gates: if it is falsified, the run fails"
@@ -101,7 +101,7 @@ class ReportContents:
 
 
 def build_report_contents(reports: Sequence[Report], figures: PageFigures) -> ReportContents:
-    """Contents of one report or several; ``figures`` as ``page.render_page_figures`` returns them."""
+    """Contents of one report or several; ``figures`` as ``page.render_figures_and_remark`` returns them."""
     names = _run_names(reports)
     return ReportContents(
         title=f"Verdicts on {', '.join(dict.fromkeys(names))}",
@@ -194,7 +194,7 @@ def build_run_overview(report: Report) -> dict[str, Any]:
             {
                 "title": claim_title(claim, register),
                 "plain": PLAIN_OUTCOMES[claim["verdict"]],
-                "found": format_measurement(claim),
+                "found": format_measurement_and_requirement(claim),
             }
             | {key: claim[key] for key in ("id", "model", "verdict", "reason")}
             for claim in sorted(
@@ -256,7 +256,7 @@ def timing_rows(report: Report) -> list[Row]:
             "timed": Cell(leg["name"]),
             "times as fast": Cell(number_format.format_ratio(leg["estimate"]), leg["estimate"]),
             "[95 %]": Cell(number_format.format_interval(leg["interval"], leg["unit"]), leg["interval"]),
-            "pairs": Cell(number_format.format_count(leg["n"]), leg["n"]),
+            "pairs": Cell(number_format.format_count_or_dash(leg["n"]), leg["n"]),
             "outcome": Cell(leg["outcome"]),
             "claim": Cell(claim["id"]),
             "model": Cell(claim["model"]),

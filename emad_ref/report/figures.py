@@ -201,7 +201,7 @@ def draw_final_token_rank(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
-def draw_confidence_accuracy(canvas: Figure, rows: Rows) -> None:
+def draw_confidence_accuracy_by_layer(canvas: Figure, rows: Rows) -> None:
     for axes, (task, own) in _task_panels(canvas, rows):
         layers = [row["layer"] for row in own]
         for number, column in enumerate(("confidence", "accuracy", "ECE")):
@@ -389,7 +389,7 @@ FIGURES: dict[str, FigureSpec] = {
     ),
     "final token rank": FigureSpec(draw_final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_size(1)),
     "confidence and accuracy": FigureSpec(
-        draw_confidence_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_size(1)
+        draw_confidence_accuracy_by_layer, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_size(1)
     ),
     "exits by minimum layer": FigureSpec(
         draw_exits_by_min_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_size(2, "rule")

@@ -19,11 +19,11 @@ typed a part of the suites (``-k``, a file) is no proof: its gaps fail it only u
 ``--emad-expect-decoder``.
 
 A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
-test, or keeps it from running, fails the run (``undecided_gates``).
+test, or keeps it from running, fails the run (``find_gating_claim_gaps``).
 
 ``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
                         compared, no new golden.
-``undecided_reasons_and_gaps``   tests that a decoder must decide, and the decoder that must have been judged.
+``undecided_failure_reasons_and_gaps``   tests that a decoder must decide, and the decoder that must have been judged.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from emad_ref.report.tiers import (
     OPTIONAL,
     find_tier_shortfalls,
     is_tier_test,
-    parse_test_parameters,
-    required_tier_tests,
+    required_tier_test_cases,
+    test_parameters_without_models,
 )
 from emad_ref.statistics.gate import METHOD_ROWS, UNDECIDED
-from emad_ref.statistics.goldens import no_comparison_reason
+from emad_ref.statistics.goldens import no_comparison_failure_reason
 from emad_ref.statistics.verdicts import Claim
 
 # rows that must be decided for a decoder, and the shipped test that decides each
@@ -108,12 +108,12 @@ def find_gaps(
     )
     excused = [ABOVE_BUDGET, NO_EXIT, NO_PAIR] if always else [ABOVE_BUDGET, NO_EXIT, NO_PAIR, LEFT_OUT]
     if tier is not None:
-        files = [name for name, _ in required_tier_tests(tier)]
+        files = [name for name, _ in required_tier_test_cases(tier)]
         required, excused = [name for name in required if is_in_selection(name, files)], [*excused, NOT_OF_TIER]
     return [*_decoder_gaps(report), *_test_gaps(report, required, excused), *_claim_gaps(report, required, excused)]
 
 
-def excused_declined_tests(report: Report) -> list[Mapping[str, Any]]:
+def excused_declined_test_entries(report: Report) -> list[Mapping[str, Any]]:
     """Tests that the decoder may decline and did: those for ``excused_features``."""
     refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
     if not refused:
@@ -137,7 +137,9 @@ def _features_not_offered(report: Report) -> frozenset[str]:
 
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
-    if entry["shipped"] and is_tier_test("tokens", entry["shipped"], parse_test_parameters(entry["nodeid"], models)):
+    if entry["shipped"] and is_tier_test(
+        "tokens", entry["shipped"], test_parameters_without_models(entry["nodeid"], models)
+    ):
         missing_features &= OPTIONAL.keys()  # a plain request may decline no other feature
     if "features" in entry:  # the decoder declined a whole request, or a counted call
         return not missing_features.isdisjoint(entry["features"])
@@ -202,7 +204,7 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
     for entry in report["deselected"]:
         if entry["shipped"] in required and entry["why"] not in excused:
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
-    free = {entry["nodeid"] for entry in excused_declined_tests(report)}
+    free = {entry["nodeid"] for entry in excused_declined_test_entries(report)}
     for entry in report["tests"]:
         why = "" if entry["nodeid"] in free else _why_test_undecided(entry)
         if why and any(is_in_selection(name, [entry["shipped"]]) for name in required):
@@ -294,7 +296,7 @@ def unmet_requirements(report: Report, register: Mapping[str, Claim]) -> list[st
     if (
         settings["gate"] == "known"
         and not settings["update_golden"]
-        and (reason := no_comparison_reason(report["known"]))
+        and (reason := no_comparison_failure_reason(report["known"]))
     ):
         reasons.append(reason)
     return [*reasons, *_deselected_gates(report, register)]
@@ -316,7 +318,7 @@ def is_partial_run(report: Report) -> bool:
     return bool(report["run"].get("partial")) and not demanded
 
 
-def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[ReportGap]:
+def find_gating_claim_gaps(report: Report, register: Mapping[str, Claim]) -> list[ReportGap]:
     """Gaps of selected gating claims with an undecided test: skipped by a mark, or never run.
 
     They count for every decoder, the reference included, and in every run, since a requested gate has not held.
@@ -331,7 +333,7 @@ def undecided_gates(report: Report, register: Mapping[str, Claim]) -> list[Repor
     return list(gaps.values())
 
 
-def undecided_reasons_and_gaps(
+def undecided_failure_reasons_and_gaps(
     report: Report, shipped: Sequence[str], register: Mapping[str, Claim]
 ) -> tuple[list[str], list[ReportGap]]:
     """(Reasons for which undecided parts fail the run, gaps). ``gaps`` includes waived ones.
@@ -344,7 +346,7 @@ def undecided_reasons_and_gaps(
     partial = is_partial_run(report)  # then only the wrong decoder is a fault
     reasons = format_gaps(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
     if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
-        gates = undecided_gates(report, register)
+        gates = find_gating_claim_gaps(report, register)
         gaps = [*gaps, *gates]
         reasons += [str(gap) for gap in gates if not is_waived(gap, waivers)]
     if tier is not None:

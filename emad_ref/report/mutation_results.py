@@ -19,7 +19,7 @@ from emad_ref.errors import EmadError
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report.deselection import NO_PAIR, list_shipped_tests
 from emad_ref.report.schema import Report, read_report
-from emad_ref.report.verification import find_report_faults
+from emad_ref.report.verification import find_proof_shortfalls
 
 LOG_FILE = "log"  # output of the run, beside the report
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
@@ -50,7 +50,7 @@ class MutationResult:
 
 
 @dataclass(frozen=True)
-class Complaint:
+class CheckComplaint:
     """One complaint. ``by`` names a shipped test or another source; ``nodeid`` is "" without a test."""
 
     by: str
@@ -58,10 +58,10 @@ class Complaint:
     message: str
 
 
-def classify_mutant_run(planted: Mutant, reported: Sequence[Complaint], folder: Path) -> tuple[str, str, str]:
+def classify_mutant_run(planted: Mutant, reported: Sequence[CheckComplaint], folder: Path) -> tuple[str, str, str]:
     """(outcome, name of the check that complained, message).
 
-    ``reported``: ``iterate_complaints`` of the run whose report lies in ``folder``.
+    ``reported``: ``iterate_run_complaints`` of the run whose report lies in ``folder``.
     """
     for complaint in reported:
         if match := NOT_APPLICABLE_REASON.search(complaint.message):
@@ -81,7 +81,7 @@ def classify_mutant_run(planted: Mutant, reported: Sequence[Complaint], folder: 
     return NOT_CAUGHT, "", planted.does
 
 
-def _is_meant(planted: Mutant, complaint: Complaint) -> bool:
+def _is_meant(planted: Mutant, complaint: CheckComplaint) -> bool:
     named = not complaint.nodeid or planted.case in complaint.nodeid  # complaints without a test have no parameters
     message = " ".join(complaint.message.split())  # messages of gates are wrapped to a terminal's width
     return complaint.by == planted.expected_detector and named and re.search(planted.says, message) is not None
@@ -101,21 +101,21 @@ def premise_unavailable_reason(planted: Mutant, report: Report) -> str:
     return next((f"{each['id']}: {each['reason']}" for each in verdicts if each["verdict"] == "not applicable"), "")
 
 
-def iterate_complaints(folder: Path) -> Iterator[Complaint]:
+def iterate_run_complaints(folder: Path) -> Iterator[CheckComplaint]:
     """Complaints of the tests of a run, then of the run, then of ``emad verify`` reading its report."""
     try:
         report = read_report(folder)
     except EmadError as error:
         log = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-        yield Complaint(VERIFY, "", f"{error}: {' '.join(log[-3:])}")
+        yield CheckComplaint(VERIFY, "", f"{error}: {' '.join(log[-3:])}")
         return
     for entry in report["tests"]:
         if entry["outcome"] in ("failed", "error"):
-            yield Complaint(str(entry["shipped"]), entry["nodeid"], entry["reason"])
+            yield CheckComplaint(str(entry["shipped"]), entry["nodeid"], entry["reason"])
     for failure in report["run"]["failures"]:
-        yield Complaint(RUN, "", failure)
-    for fault in find_report_faults(report, [], list_shipped_tests(), None):
-        yield Complaint(VERIFY, "", fault)
+        yield CheckComplaint(RUN, "", failure)
+    for fault in find_proof_shortfalls(report, [], list_shipped_tests(), None):
+        yield CheckComplaint(VERIFY, "", fault)
 
 
 def are_results_as_expected(results: Sequence[MutationResult]) -> bool:
@@ -123,7 +123,7 @@ def are_results_as_expected(results: Sequence[MutationResult]) -> bool:
     return all(result.is_expected for result in results) and any(result.outcome != ABSENT for result in results)
 
 
-def summarize_mutations(results: Sequence[MutationResult]) -> str:
+def format_mutation_counts(results: Sequence[MutationResult]) -> str:
     """Text with the counts of outcomes."""
     counts = Counter(result.outcome for result in results)
     return "emad selfcheck: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())

@@ -71,7 +71,7 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     Raises:
         BadFile: the folder cannot be written to.
     """
-    figures, remark = render_page_figures(reports)
+    figures, remark = render_figures_and_remark(reports)
     contents = build_report_contents(reports, figures)
     svg_by_file = {figure.file: figure.svg for run in figures for figure in run.values() if figure.file}
     texts = svg_by_file | {MARKDOWN_FILE: render_markdown_report(contents, remark)}
@@ -86,7 +86,7 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     return WrittenPages(tuple(texts), tuple(left_out))
 
 
-def render_page_figures(reports: Sequence[Report]) -> tuple[PageFigures, str]:
+def render_figures_and_remark(reports: Sequence[Report]) -> tuple[PageFigures, str]:
     """The figures of all tables and of each model's cost and quality; a sentence if matplotlib is missing, else ""."""
     used_names: set[str] = set()
     figures: list[dict[int | str, PageFigure]] = [{} for _ in reports]

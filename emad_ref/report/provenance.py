@@ -35,8 +35,8 @@ def collect_provenance(study: Study) -> dict[str, Any]:
             "dtype": study.dtype,
             "seed": study.seed,
         }
-        | ({} if study.exit is None else {"exit": study.exit_digest})
-        | ({"extensions": added} if (added := extensions.collect_extension_provenance()) else {})
+        | ({} if study.exit is None else {"exit": study.exit_file_digest})
+        | ({"extensions": added} if (added := extensions.collect_extension_reported_provenance()) else {})
     )
 
 
@@ -147,7 +147,7 @@ def offered_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     return frozenset(name for each in features for name, (answers, _) in each.items() if answers)
 
 
-def format_decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:
+def format_judged_decoder_names(providers: Iterable[Mapping[str, Any]]) -> str:
     """Name of the decoder under test: the providers that answered, or the first provider in line."""
     providers = list(providers)
     names = [provider["name"] for provider in providers if provider[ANSWERED] or provider[DECLINED]]

@@ -84,7 +84,7 @@ class BadReport(EmadError):
 
 
 @dataclass(frozen=True)
-class FieldFormat:
+class FieldFormatCheck:
     """Form of a value: in words, and as a check."""
 
     words: str
@@ -99,26 +99,26 @@ def _is_interval(value: Any) -> bool:
     return _is_pair(value) and (None in value or value[0] <= value[1])
 
 
-TEXT = FieldFormat("a text", lambda value: isinstance(value, str))
-TEXTS = FieldFormat(
+TEXT = FieldFormatCheck("a text", lambda value: isinstance(value, str))
+TEXTS = FieldFormatCheck(
     "a list of texts", lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value)
 )
-FLAG = FieldFormat("true or false", lambda value: isinstance(value, bool))
-COUNT = FieldFormat("a whole number ≥ 0", lambda value: is_whole(value) and value >= 0)
-AMOUNT = FieldFormat("a number ≥ 0, or null", lambda value: value is None or (is_number(value) and value >= 0))
-PROBABILITY = FieldFormat("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
-POSITIVE = FieldFormat("a number > 0, or null", lambda value: value is None or (is_number(value) and value > 0))
-NUMBER = FieldFormat("a number or null", lambda value: value is None or is_number(value))
-INTERVAL = FieldFormat("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
-STATE = FieldFormat(f"one of {', '.join(STATES)}", lambda value: value in STATES)
-TEST_OUTCOME = FieldFormat(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
-KIND = FieldFormat("a kind of skip, or nothing", lambda value: value in get_args(SkipKind))
-TEXT_OR_NULL = FieldFormat("a text or null", lambda value: value is None or isinstance(value, str))
-FLAG_OR_NULL = FieldFormat("true, false or null", lambda value: value is None or isinstance(value, bool))
-COUNT_OR_NULL = FieldFormat("a whole number ≥ 0, or null", lambda value: value is None or COUNT.fits(value))
-GOOD = FieldFormat("lower, higher, or nothing", lambda value: value in get_args(Good))
-OUTCOME = FieldFormat(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
-ROWS = FieldFormat(
+FLAG = FieldFormatCheck("true or false", lambda value: isinstance(value, bool))
+COUNT = FieldFormatCheck("a whole number ≥ 0", lambda value: is_whole(value) and value >= 0)
+AMOUNT = FieldFormatCheck("a number ≥ 0, or null", lambda value: value is None or (is_number(value) and value >= 0))
+PROBABILITY = FieldFormatCheck("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
+POSITIVE = FieldFormatCheck("a number > 0, or null", lambda value: value is None or (is_number(value) and value > 0))
+NUMBER = FieldFormatCheck("a number or null", lambda value: value is None or is_number(value))
+INTERVAL = FieldFormatCheck("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
+STATE = FieldFormatCheck(f"one of {', '.join(STATES)}", lambda value: value in STATES)
+TEST_OUTCOME = FieldFormatCheck(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
+KIND = FieldFormatCheck("a kind of skip, or nothing", lambda value: value in get_args(SkipKind))
+TEXT_OR_NULL = FieldFormatCheck("a text or null", lambda value: value is None or isinstance(value, str))
+FLAG_OR_NULL = FieldFormatCheck("true, false or null", lambda value: value is None or isinstance(value, bool))
+COUNT_OR_NULL = FieldFormatCheck("a whole number ≥ 0, or null", lambda value: value is None or COUNT.fits(value))
+GOOD = FieldFormatCheck("lower, higher, or nothing", lambda value: value in get_args(Good))
+OUTCOME = FieldFormatCheck(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
+ROWS = FieldFormatCheck(
     "a list of objects that share their keys",
     lambda value: (
         isinstance(value, list)
@@ -126,22 +126,22 @@ ROWS = FieldFormat(
         and all(isinstance(row, dict) and row and list(row) == list(value[0]) for row in value)
     ),
 )
-LIST = FieldFormat("a list", lambda value: isinstance(value, list))
-OBJECT = FieldFormat("an object", lambda value: isinstance(value, dict))
-OBJECT_OR_NULL = FieldFormat("an object or null", lambda value: value is None or isinstance(value, dict))
-SCORES = FieldFormat(
+LIST = FieldFormatCheck("a list", lambda value: isinstance(value, list))
+OBJECT = FieldFormatCheck("an object", lambda value: isinstance(value, dict))
+OBJECT_OR_NULL = FieldFormatCheck("an object or null", lambda value: value is None or isinstance(value, dict))
+SCORES = FieldFormatCheck(
     "task → [reference, candidate], or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
 )
-REASONS = FieldFormat(
+REASONS = FieldFormatCheck(
     "task → reason, or null",
     lambda value: value is None or (isinstance(value, dict) and all(isinstance(why, str) for why in value.values())),
 )
-RATIOS = FieldFormat(
+RATIOS = FieldFormatCheck(
     "batch size → ratio, or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(is_number, value.values()))),
 )
-ATTEMPTS = FieldFormat(
+ATTEMPTS = FieldFormatCheck(
     "a list of {outcome, reason}",
     lambda value: (
         isinstance(value, list)
@@ -149,19 +149,19 @@ ATTEMPTS = FieldFormat(
         and all(TEXT.fits(each.get("reason")) for each in value)
     ),
 )
-FEATURES = FieldFormat(
+FEATURES = FieldFormatCheck(
     "feature → [answered, declined]",
     lambda value: (
         isinstance(value, dict)
         and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.fits, pair)) for pair in value.values())
     ),
 )
-COUNTS = FieldFormat(
+COUNTS = FieldFormatCheck(
     "reason → a whole number", lambda value: isinstance(value, dict) and all(map(COUNT.fits, value.values()))
 )
 
 PROMPT_LENGTHS = "prompt_lengths"  # the only list in ``live``
-LIVE = FieldFormat(
+LIVE = FieldFormatCheck(
     f"name → a whole number ≥ 0, and {PROMPT_LENGTHS} → a list of them",
     lambda value: (
         isinstance(value, dict)
@@ -172,11 +172,13 @@ LIVE = FieldFormat(
     ),
 )
 
-PARTS: dict[str, FieldFormat] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
+PARTS: dict[str, FieldFormatCheck] = dict.fromkeys(
+    ("models", "points", "claims", "tables", "goldens", "notes"), LIST
+) | {
     "settings": OBJECT,
     "provenance": OBJECT,
 }
-SCHEMA_2_PARTS: dict[str, FieldFormat] = dict.fromkeys(("tests", "audits", "deselected", "waivers"), LIST) | {
+SCHEMA_2_PARTS: dict[str, FieldFormatCheck] = dict.fromkeys(("tests", "audits", "deselected", "waivers"), LIST) | {
     "state": STATE,
     "run": OBJECT,
     "decoder": OBJECT,
@@ -193,7 +195,7 @@ ESTIMATE_KEYS = {
 }
 LEG = {"name": TEXT, "outcome": OUTCOME, **ESTIMATE_KEYS, "p_falsify": PROBABILITY, "p_survive": PROBABILITY}
 # part → keys that each of its entries must have
-REQUIRED_KEYS: dict[str, dict[str, FieldFormat]] = {
+REQUIRED_KEYS: dict[str, dict[str, FieldFormatCheck]] = {
     "models": {"name": TEXT},
     "points": {"name": TEXT},
     "claims": {"id": TEXT, "model": TEXT, "verdict": OUTCOME, **ESTIMATE_KEYS, "gate": FLAG, "legs": LIST},
@@ -222,7 +224,7 @@ REQUIRED_KEYS: dict[str, dict[str, FieldFormat]] = {
     "replaced": {"what": TEXT, "by": TEXT},
 }
 # part → keys of a part that is one object
-OBJECT_KEYS: dict[str, dict[str, FieldFormat]] = {
+OBJECT_KEYS: dict[str, dict[str, FieldFormatCheck]] = {
     "run": {
         "started": TEXT,
         "duration_s": AMOUNT,
@@ -251,7 +253,7 @@ SETTINGS = {
     "expect_decoder": TEXT_OR_NULL,
 }
 # part → optional keys of an entry
-OPTIONAL_KEYS: dict[str, dict[str, FieldFormat]] = {
+OPTIONAL_KEYS: dict[str, dict[str, FieldFormatCheck]] = {
     "models": {"vocabulary": COUNT_OR_NULL},
     "deselected": {"claim": TEXT_OR_NULL},
     "points": dict.fromkeys(
@@ -364,7 +366,7 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
             raise BadReport(f"{path}: {where}: {error}") from error
 
 
-def _present_forms(forms: Mapping[str, FieldFormat], entry: Mapping[str, Any]) -> dict[str, FieldFormat]:
+def _present_forms(forms: Mapping[str, FieldFormatCheck], entry: Mapping[str, Any]) -> dict[str, FieldFormatCheck]:
     return {key: form for key, form in forms.items() if key in entry}
 
 
@@ -373,7 +375,7 @@ def _require_object(path: Path, where: str, entry: Any) -> None:
         raise BadReport(f"{path}: {where}={_short_repr(entry)}, but expected an object")
 
 
-def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, FieldFormat]) -> None:
+def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, FieldFormatCheck]) -> None:
     for key, form in forms.items():
         name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}".removeprefix(".")
         if key not in entry:
@@ -396,7 +398,7 @@ def mark_run_started(folder: Path) -> None:
         write_atomically(folder / STARTED_FILE, f"{datetime.now(UTC).isoformat(timespec='seconds')}\n", "--emad-report")
 
 
-def mark_run_finished(folder: Path) -> None:
+def remove_run_start_mark(folder: Path) -> None:
     """Remove the start mark."""
     if (folder / STARTED_FILE).exists():
         remove_file(folder / STARTED_FILE, "--emad-report")

@@ -30,12 +30,12 @@ from emad_ref.errors import EmadError
 from emad_ref.files import BadFile, read_json, remove_file, write_atomically
 from emad_ref.report import schema
 from emad_ref.report.deselection import describe_deselections, list_shipped_tests
-from emad_ref.report.gaps import is_waived, undecided_reasons_and_gaps, unmet_requirements
-from emad_ref.report.provenance import format_decoder_names, merge_provider_counts
+from emad_ref.report.gaps import is_waived, undecided_failure_reasons_and_gaps, unmet_requirements
+from emad_ref.report.provenance import format_judged_decoder_names, merge_provider_counts
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report, read_report
 from emad_ref.statistics.verdicts import load_register
 from emad_ref.workers import child_process
-from emad_ref.workers.dispatch import WorkerPool, dispatch_exclusively
+from emad_ref.workers.dispatch import WorkerPool, dispatch_timed_units_after_others
 
 MACHINE_KEYS = ("platform", "machine", "torch_threads")  # keys of provenance that each part has for itself
 PART_KEYS = ("started", "duration_s", "exit_status")  # keys of run that each part has for itself
@@ -80,7 +80,7 @@ def merge_reports(
         "replaced": deduplicate(part for report in reports for part in report.get("replaced", ())),
         "deselected": list(plan["deselected"]),
         "decoder": {
-            "name": format_decoder_names(providers),
+            "name": format_judged_decoder_names(providers),
             "foreign": foreign,
             "providers": providers,
             "overlooked": overlooked,
@@ -205,7 +205,7 @@ def _with_failures(whole: dict[str, Any], reports: Sequence[Report], shipped: Se
 
     def reasons(report: Report) -> tuple[list[str], Sequence[Any]]:
         undecided, gaps = (
-            undecided_reasons_and_gaps(report, shipped, register) if report["state"] == "complete" else ([], [])
+            undecided_failure_reasons_and_gaps(report, shipped, register) if report["state"] == "complete" else ([], [])
         )
         return [*unmet_requirements(report, register), *undecided], gaps
 
@@ -256,14 +256,14 @@ class SuitePart:
 
     def earlier_exit_status(self) -> int | None:
         """The earlier exit status if the report is still there, else None."""
-        status = read_exit_status(self.folder / DONE_FILE, self.identity)
+        status = read_reusable_exit_status(self.folder / DONE_FILE, self.identity)
         try:
             return status if status is None or read_report(self.folder) else None
         except BadReport:
             return None
 
 
-def read_exit_status(mark: Path, identity: Mapping[str, str]) -> int | None:
+def read_reusable_exit_status(mark: Path, identity: Mapping[str, str]) -> int | None:
     """The status of a finished unit with the same request; None without one."""
     if not mark.exists():
         return None
@@ -275,7 +275,7 @@ def read_exit_status(mark: Path, identity: Mapping[str, str]) -> int | None:
     return done["status"] if done.get("identity") == identity and done.get("status") in DECIDED_STATUSES else None
 
 
-def run_parts(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[tuple[SuitePart, int]]:
+def run_and_yield_part_statuses(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[tuple[SuitePart, int]]:
     """Yield each unit with its status; judged here, or by ``crew``. A unit that measures runs alone.
 
     Raises:
@@ -284,10 +284,10 @@ def run_parts(crew: WorkerPool | None, units: Sequence[SuitePart]) -> Iterator[t
     if crew is None:
         yield from ((unit, unit.run_or_reuse()) for unit in units)
     else:
-        yield from dispatch_exclusively(crew, SuitePart.run_or_reuse, units, lambda unit: unit.measures)
+        yield from dispatch_timed_units_after_others(crew, SuitePart.run_or_reuse, units, lambda unit: unit.measures)
 
 
-def read_part_plan(folder: Path) -> dict[str, Any]:
+def read_part_plan_json(folder: Path) -> dict[str, Any]:
     """``parts`` of one run of all suites, the ``tests`` it would run and the ``deselected`` ones. Raises BadFile."""
     plan: dict[str, Any] = read_json(folder / PARTS_FILE, PARTS_FILE, dict)
     return plan
@@ -303,10 +303,10 @@ def write_merged_report(units: Sequence[SuitePart], folder: Path, command: Seque
     from emad_ref.report.page import write_pages  # imports tabulate
 
     parts = {unit.part: read_report(unit.folder) for unit in units}
-    merged = merge_reports(parts, read_part_plan(folder), command, list_shipped_tests())
+    merged = merge_reports(parts, read_part_plan_json(folder), command, list_shipped_tests())
     write_atomically(folder / REPORT_FILE, json.dumps(merged, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
     write_pages([merged], folder)
-    schema.mark_run_finished(folder)
+    schema.remove_run_start_mark(folder)
     return merged
 
 

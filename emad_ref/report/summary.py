@@ -22,19 +22,19 @@ from tabulate import tabulate
 
 from emad_ref.report.deselection import describe_deselections
 from emad_ref.report.figures import RISE, entropy_rise_rows
-from emad_ref.report.gaps import excused_declined_tests, excused_features, is_partial_run
+from emad_ref.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
 from emad_ref.report.provenance import REQUESTS, RETRIES, format_request_counts
 from emad_ref.report.schema import Report
-from emad_ref.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency
+from emad_ref.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency_row
 from emad_ref.report.tiers import format_tier
 from emad_ref.statistics import goldens, number_format
-from emad_ref.statistics.gate import UNDECIDED, claim_title, deciding_leg_name, format_measurement
+from emad_ref.statistics.gate import UNDECIDED, claim_title, deciding_leg_name, format_measurement_and_requirement
 from emad_ref.statistics.units import format_unit_count
 from emad_ref.statistics.verdicts import Claim, Outcome, load_register
 
 
 @dataclass(frozen=True)
-class GateSummary:
+class GatingClaimSummary:
     """A gating claim.
 
     ``of``     its model, "" in a run of one model.
@@ -50,7 +50,7 @@ class GateSummary:
     where: str
     why: str
 
-    def describe(self) -> list[str]:
+    def list_detail_texts(self) -> list[str]:
         """Text with measured and required value, deciding leg, and remedy."""
         where = f"where: {self.where}" if self.where else ""
         return [text for text in (self.measured, where, self.why) if text]
@@ -84,7 +84,7 @@ class RunSummary:
     broken: tuple[str, ...]
     repeat: str
     unknown: tuple[str, ...]
-    gates: tuple[GateSummary, ...]
+    gates: tuple[GatingClaimSummary, ...]
     points: Mapping[str, str]
     rest: Mapping[Outcome, ClaimGroups]
     more: str
@@ -122,7 +122,9 @@ def build_run_summary(report: Report) -> RunSummary:
     )
 
 
-def _headline(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> tuple[str, bool | None]:
+def _headline(
+    report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
+) -> tuple[str, bool | None]:
     """Passed or failed, with the reason. Schema 1 has neither state nor exit status, so its gates decide."""
     run = report.get("run") or {}
     reasons = list(_failure_reasons(report, gates, broken))
@@ -149,7 +151,7 @@ UNFINISHED = {
 }
 
 
-def _count_of_gates(gates: Sequence[GateSummary]) -> str:
+def _count_of_gates(gates: Sequence[GatingClaimSummary]) -> str:
     """``3 of 4 gates hold, 1 not applicable``."""
     holding = [gate for gate in gates if gate.verdict == "survived"]
     _, comma, others = format_gate_counts(gates).partition(", ")
@@ -163,7 +165,9 @@ def _unrefuted(report: Report) -> str:
     return f", and the decoder passed {format_unit_count(passed, 'audits')}" if judged else ""
 
 
-def _failure_reasons(report: Report, gates: Sequence[GateSummary], broken: Sequence[FailedTest]) -> Iterator[str]:
+def _failure_reasons(
+    report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
+) -> Iterator[str]:
     """Counted failures: gates, verdicts that differ from the record, other tests, conditions on the run."""
     known = report["settings"].get("gate") == "known"
     failing = [claim for claim in report["claims"] if _fails(claim, known)]
@@ -274,13 +278,13 @@ def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Cl
     return claim["id"] in named if row is None else row.is_gating(named)
 
 
-def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str, Claim]) -> GateSummary:
-    return GateSummary(
+def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str, Claim]) -> GatingClaimSummary:
+    return GatingClaimSummary(
         id=claim["id"],
         of="" if [claim["model"]] == list(models) else claim["model"],
         verdict=claim["verdict"],
         title=claim_title(claim, register) or claim["id"],
-        measured=format_measurement(claim),
+        measured=format_measurement_and_requirement(claim),
         where=deciding_leg_name(claim),
         why=_open_reason(claim) if claim["verdict"] == "inconclusive" else "",
     )
@@ -305,7 +309,7 @@ def _selected_points(points: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str,
 
 def _point_facts(point: Mapping[str, Any]) -> Iterator[str]:
     if point.get("net_reduction") is not None:
-        yield f"{number_format.format_reduction(point['net_reduction'])} FLOPs net"
+        yield f"{number_format.format_reduction_as_change(point['net_reduction'])} FLOPs net"
     if point.get("time_ratio"):
         yield ", ".join(
             f"{number_format.format_ratio(times)} as fast at batch {rows}"
@@ -316,7 +320,7 @@ def _point_facts(point: Mapping[str, Any]) -> Iterator[str]:
         parts = [number_format.format_percent(rise)] + (
             [number_format.format_interval(bounds, "relative rise")] if bounds else []
         )
-        values = number_format.format_change(point.get("perplexity_reference"), point["perplexity"])
+        values = number_format.format_before_and_after(point.get("perplexity_reference"), point["perplexity"])
         yield f"perplexity {values}, {' '.join(parts)}"
     yield from _worst_task(point.get("accuracy") or {}, point.get("not_counted") or {})
 
@@ -330,7 +334,7 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
     if lost:
         task = max(lost, key=lambda name: lost[name])
         before, after = accuracy[task]
-        change = number_format.format_change(before, after, ".3f")
+        change = number_format.format_before_and_after(before, after, ".3f")
         yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {change}"
     elif accuracy:
         yield f"no task of {len(accuracy)} counts"
@@ -392,7 +396,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
             f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
             "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
         )
-    if "tests" in report and (declined := excused_declined_tests(report)):
+    if "tests" in report and (declined := excused_declined_test_entries(report)):
         features = ", ".join(sorted(excused_features(report)))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
     for model in report["models"]:
@@ -414,7 +418,7 @@ def _stream_remarks(report: Report) -> Iterator[str]:
     for table in report["tables"]:
         if table["title"] == STREAM_TIMES:
             of = f" of {table['model']}" if len(report["settings"].get("models", ())) > 1 else ""
-            yield f"times in ms, median (95 % within){of}: {'; '.join(map(format_stream_latency, table['rows']))}"
+            yield f"times in ms, median (95 % within){of}: {'; '.join(map(format_stream_latency_row, table['rows']))}"
 
 
 def _profile_remarks(report: Report) -> Iterator[str]:
@@ -466,7 +470,7 @@ TONES: dict[Outcome, Tone] = {"survived": "good", "falsified": "bad", "inconclus
 
 
 @dataclass(frozen=True)
-class DetailLevel:
+class DetailLevelSettings:
     """How much is printed.
 
     ``titled``     outcomes of claims printed with titles; the others with ids and reasons
@@ -490,22 +494,22 @@ class DetailLevel:
 NOT_DECIDED = "not decided"  # not applicable and unmeasured claims together
 ALL, FALSIFIED = ("falsified", "inconclusive", NOT_DECIDED, "survived", "measured"), ("falsified",)
 DETAIL_LEVELS = (
-    DetailLevel(ALL, True, 160, True, True, 12, 40),
-    DetailLevel(ALL, False, 160, True, True, 6, 40),
-    DetailLevel(ALL, False, 90, True, True, 6, 12),
-    DetailLevel(ALL, False, 90, True, False, 6, 12),
-    DetailLevel(ALL, False, 45, True, False, 4, 6),
-    DetailLevel(ALL, False, 0, True, False, 4, 6),
-    DetailLevel(FALSIFIED, False, 0, True, False, 4, 6),
-    DetailLevel((), False, 0, True, False, 4, 4),
-    DetailLevel((), False, 0, False, False, 4, 4),
-    DetailLevel((), False, 0, False, False, 1, 2),
+    DetailLevelSettings(ALL, True, 160, True, True, 12, 40),
+    DetailLevelSettings(ALL, False, 160, True, True, 6, 40),
+    DetailLevelSettings(ALL, False, 90, True, True, 6, 12),
+    DetailLevelSettings(ALL, False, 90, True, False, 6, 12),
+    DetailLevelSettings(ALL, False, 45, True, False, 4, 6),
+    DetailLevelSettings(ALL, False, 0, True, False, 4, 6),
+    DetailLevelSettings(FALSIFIED, False, 0, True, False, 4, 6),
+    DetailLevelSettings((), False, 0, True, False, 4, 4),
+    DetailLevelSettings((), False, 0, False, False, 4, 4),
+    DetailLevelSettings((), False, 0, False, False, 1, 2),
 )
 BROKEN_LETTERS = 240  # letters for one cause of failed tests
 GATE_LETTERS = 160  # letters for a gate's measured and required value, and its leg
 
 
-def summary_lines(
+def format_summary_lines_with_tones(
     brief: RunSummary, width: int, places: Sequence[str] = (), most: int = MAX_LINES
 ) -> list[tuple[str, Tone]]:
     """(line, tone for a terminal with colours) of the summary: the fullest level that fits ``most`` lines, or the last.
@@ -539,7 +543,7 @@ def _wrapped(text: str, width: int, indent: str) -> Iterator[str]:
 TextPart = tuple[str, str, Tone]  # text, indent of its further lines, tone
 
 
-def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) -> Iterator[TextPart]:
+def _text_parts(brief: RunSummary, level: DetailLevelSettings, places: Sequence[str]) -> Iterator[TextPart]:
     yield brief.headline, "  ", "open" if brief.passed is None else "good" if brief.passed else "bad"
     for cause in brief.broken[: level.failures]:
         yield f"  {textwrap.shorten(cause, BROKEN_LETTERS, placeholder=' …')}", "    ", "bad"
@@ -572,7 +576,7 @@ def _text_parts(brief: RunSummary, level: DetailLevel, places: Sequence[str]) ->
         yield f"emad: {place}", "  ", ""
 
 
-def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[TextPart]:
+def _gate_lines(gates: Sequence[GatingClaimSummary], level: DetailLevelSettings) -> Iterator[TextPart]:
     """Lines of each gate: claim and verdict, then measured and required value, then leg, then remedy."""
     if not gates:
         return
@@ -582,7 +586,7 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
     for gate in gates:
         of = f" ({gate.of})" if gate.of else ""
         yield f"  {gate.id:{names}}  {gate.title}: {gate.verdict}{of}", indent, TONES.get(gate.verdict, "")
-        facts = gate.describe() if level.remedies else gate.describe()[:1]
+        facts = gate.list_detail_texts() if level.remedies else gate.list_detail_texts()[:1]
         for text in facts if level.holding or gate.verdict != "survived" else ():
             whole = text == gate.why
             yield (
@@ -592,7 +596,7 @@ def _gate_lines(gates: Sequence[GateSummary], level: DetailLevel) -> Iterator[Te
             )
 
 
-def format_gate_counts(gates: Sequence[GateSummary]) -> str:
+def format_gate_counts(gates: Sequence[GatingClaimSummary]) -> str:
     """``3 of 5 hold, 2 falsified``."""
     verdicts = [gate.verdict for gate in gates]
     parts = [f"{verdicts.count('survived')} of {len(gates)} hold"]
@@ -600,12 +604,16 @@ def format_gate_counts(gates: Sequence[GateSummary]) -> str:
     return ", ".join(parts)
 
 
-def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
+def _rest_lines(brief: RunSummary, level: DetailLevelSettings) -> Iterator[TextPart]:
     if not brief.rest:
         return
     counts = {verdict: sum(map(len, groups.values())) for verdict, groups in brief.rest.items()}
     kind = "other claim" if brief.gates else "claim"
-    yield f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {format_outcome_counts(counts)}", "  ", ""
+    yield (
+        f"{sum(counts.values())} {kind}{'s' * (sum(counts.values()) > 1)}: {format_claim_outcome_counts(counts)}",
+        "  ",
+        "",
+    )
     for words, outcomes in (
         ("falsified", ("falsified",)),
         ("inconclusive", ("inconclusive",)),
@@ -624,7 +632,7 @@ def _rest_lines(brief: RunSummary, level: DetailLevel) -> Iterator[TextPart]:
         yield "  what each id claims: -v, the report, docs/claims.md", "    ", ""
 
 
-def format_outcome_counts(counts: dict[Outcome, int]) -> str:
+def format_claim_outcome_counts(counts: dict[Outcome, int]) -> str:
     """``8 survived, 9 falsified, 5 inconclusive, 6 measured, 8 not decided``."""
     undecided = sum(counts.get(outcome, 0) for outcome in UNDECIDED)
     listed = ("survived", "falsified", "inconclusive", "measured")
@@ -667,13 +675,13 @@ def format_ci_job_summary(brief: RunSummary, places: Sequence[str] = ()) -> str:
         rows = [_gate_row(gate) for gate in brief.gates]
         parts.append(tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True))
     room = MAX_LINES - TABLE_LINES - len(brief.gates)
-    _, *rest = summary_lines(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
+    _, *rest = format_summary_lines_with_tones(replace(brief, gates=()), PARAGRAPH_LETTERS, places, room)
     items = [("  - " if line.startswith("  ") else "- ") + escape_markdown(line.strip()) for line, _ in rest]
     parts.append("\n".join(items))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _gate_row(gate: GateSummary) -> dict[str, str]:
+def _gate_row(gate: GatingClaimSummary) -> dict[str, str]:
     claim = f"{gate.id} ({gate.of})" if gate.of else gate.id
-    row = {"gate": claim, "claim": gate.title, "verdict": gate.verdict, "found": "; ".join(gate.describe())}
+    row = {"gate": claim, "claim": gate.title, "verdict": gate.verdict, "found": "; ".join(gate.list_detail_texts())}
     return {key: escape_markdown(text) for key, text in row.items()}

@@ -73,7 +73,7 @@ def _percentile_ms(seconds: Sequence[float], share: float) -> float | None:
     return round(1e3 * sorted(seconds)[math.ceil(share * len(seconds)) - 1], 3) if seconds else None
 
 
-def format_stream_latency(row: Mapping[str, Any]) -> str:
+def format_stream_latency_row(row: Mapping[str, Any]) -> str:
     """``8 at once: first token 12 (15), between tokens 3.1 (4)`` of a row of ``stream_latency_rows``."""
     times = [
         f"{name.removesuffix(', ms')} {row[name]:.3g} ({row[f'{name}{WITHIN}']:.3g})"
@@ -187,11 +187,14 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
                 [point.get("depth_p50"), point.get("depth_p90")],
             ),
             "FLOPs gross": Cell(
-                number_format.format_reduction(point.get("gross_reduction")), point.get("gross_reduction")
+                number_format.format_reduction_as_change(point.get("gross_reduction")), point.get("gross_reduction")
             ),
-            "net": Cell(number_format.format_reduction(point.get("net_reduction")), point.get("net_reduction")),
+            "net": Cell(
+                number_format.format_reduction_as_change(point.get("net_reduction")), point.get("net_reduction")
+            ),
             "end to end": Cell(
-                number_format.format_reduction(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")
+                number_format.format_reduction_as_change(point.get("end_to_end_reduction")),
+                point.get("end_to_end_reduction"),
             ),
             "perplexity": Cell(_perplexity_text(point), [point.get("perplexity_reference"), point.get("perplexity")]),
             "rise [95 %]": Cell(_rise_text(point), [point.get("perplexity_rise"), point.get("interval")]),
@@ -235,7 +238,7 @@ def _estimate_cells(result: Mapping[str, Any]) -> Row:
     return {
         "estimate": Cell(number_format.format_value(result["estimate"], unit), result["estimate"]),
         "[95 %]": Cell(number_format.format_interval(result["interval"], unit), result["interval"]),
-        "n": Cell(number_format.format_count(result["n"]), result["n"]),
+        "n": Cell(number_format.format_count_or_dash(result["n"]), result["n"]),
         "threshold": Cell(number_format.format_value(result["threshold"], unit), result["threshold"]),
         "unit": Cell(unit),
         "reason": Cell(result["reason"]),
@@ -265,7 +268,7 @@ def format_plain_table(rows: Sequence[Mapping[str, Any]], width: int = DEFAULT_W
     return format_text_table(to_cell_rows(rows), width, keys)
 
 
-def format_sections(
+def format_section_titles_and_texts(
     points: Sequence[Mapping[str, Any]],
     tables: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]],
@@ -284,7 +287,7 @@ def format_sections(
             if table.get("figure") not in EMBEDDED
         ),
         ("emad claims", format_claims_table(claims, width)),
-        ("emad notes", "\n".join(format_note(note, width) for note in notes)),
+        ("emad notes", "\n".join(format_note_list_item(note, width) for note in notes)),
     ]
     return [(title, text) for title, text in candidates if text]
 
@@ -301,7 +304,7 @@ def _fold_undecided(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     ]
 
 
-def format_note(note: str, width: int = DEFAULT_WIDTH) -> str:
+def format_note_list_item(note: str, width: int = DEFAULT_WIDTH) -> str:
     """A note as a list item."""
     return textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
 
@@ -326,7 +329,7 @@ def _plain_text(key: str, value: Any) -> str:
 
 def _perplexity_text(point: Mapping[str, Any]) -> str:
     reference, value = (point.get(key) for key in ("perplexity_reference", "perplexity"))
-    return number_format.format_change(reference, value)
+    return number_format.format_before_and_after(reference, value)
 
 
 def _rise_text(point: Mapping[str, Any]) -> str:
@@ -342,7 +345,7 @@ def _accuracy_text(point: Mapping[str, Any]) -> str:
     if not accuracy:
         return ABSENT
     return "\n".join(
-        f"{task} {number_format.format_change(reference, candidate, '.3f')}"
+        f"{task} {number_format.format_before_and_after(reference, candidate, '.3f')}"
         + (f"\n({why[task]})" if task in why else "")
         for task, (reference, candidate) in accuracy.items()
     )

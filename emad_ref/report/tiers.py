@@ -46,7 +46,7 @@ MAXIMA = ("rows_together",)  # counts with a maximum; others are added up
 
 
 @dataclass(frozen=True)
-class DecoderTier:
+class TierRequirements:
     """``feature``: what a decoder must have answered besides ``includes``; "" for plain requests.
 
     ``tests``: (shipped test or folder, a part of its parameters or "" for all). ``promise``: the fewest of each count.
@@ -67,8 +67,8 @@ _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
 _AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
 _PREFIXES = f"{_REQUESTS}test_prompts_that_share_a_beginning_are_read_to_their_ends"
 
-TIERS: dict[str, DecoderTier] = {
-    "tokens": DecoderTier(
+TIERS: dict[str, TierRequirements] = {
+    "tokens": TierRequirements(
         "",
         (
             (f"{_FULL_DEPTH}test_without_exits_tokens_are_the_models_own_greedy_continuation", ""),
@@ -96,13 +96,13 @@ TIERS: dict[str, DecoderTier] = {
             "samples_at_once": 1500,
         },
     ),
-    "logprobs": DecoderTier(
+    "logprobs": TierRequirements(
         LOG_PROBS,
         (("suites/fidelity/test_log_probs.py::test_log_probabilities_are_the_models", ""),),
         {"log_probs": 200},
         includes=("tokens",),
     ),
-    "sessions": DecoderTier(
+    "sessions": TierRequirements(
         SESSIONS,
         (
             (f"{_FULL_DEPTH}test_last_layer_readout_is_the_models_distribution", ""),
@@ -120,13 +120,13 @@ TIERS: dict[str, DecoderTier] = {
         {"session_positions": 500, "rollbacks": 8, "dropped_rows": 3},
         includes=("tokens", "logprobs"),
     ),
-    "depth": DecoderTier(
+    "depth": TierRequirements(
         EXITS,
         (("suites/invariants", ""), ("suites/fidelity", "")),
         {"forced_positions": 200},
         includes=("tokens", "logprobs", "sessions"),
     ),
-    "claims": DecoderTier(
+    "claims": TierRequirements(
         OWN_RULE, (("suites/cost/test_claims.py::test_claim", STATED_CLAIM),), {}, includes=("tokens",)
     ),
 }
@@ -146,7 +146,7 @@ def included_tiers(tier: str) -> list[str]:
     return [name for name in TIERS if name == tier or name in TIERS[tier].includes]
 
 
-def required_tier_tests(tier: str) -> list[tuple[str, str]]:
+def required_tier_test_cases(tier: str) -> list[tuple[str, str]]:
     """(test or folder, case) of ``tier`` and of all that it includes."""
     return [test for name in included_tiers(tier) for test in TIERS[name].tests]
 
@@ -154,7 +154,8 @@ def required_tier_tests(tier: str) -> list[tuple[str, str]]:
 def is_tier_test(tier: str, shipped: str, parameters: Iterable[str]) -> bool:
     """Whether the shipped test with these parameters, without the model's name, judges ``tier``."""
     return any(
-        is_in_selection(shipped, [name]) and _holds_case(parameters, case) for name, case in required_tier_tests(tier)
+        is_in_selection(shipped, [name]) and _holds_case(parameters, case)
+        for name, case in required_tier_test_cases(tier)
     )
 
 
@@ -163,16 +164,16 @@ def _holds_case(parameters: Iterable[str], case: str) -> bool:
     return not case or any(f"-{case}-" in f"-{parameter}-" for parameter in parameters)
 
 
-def model_test_ids(models: Sequence[str]) -> list[str]:
+def model_names_for_test_ids(models: Sequence[str]) -> list[str]:
     """Names of ``models`` in test ids: the last part of a path or repository, else the whole name."""
     ids = [name.rstrip("/").rpartition("/")[2] for name in models]
     return ids if len(set(ids)) == len(ids) else [name.replace("/", "|") for name in models]
 
 
-def parse_test_parameters(nodeid: str, models: Iterable[str]) -> list[str]:
+def test_parameters_without_models(nodeid: str, models: Iterable[str]) -> list[str]:
     """The parameters in ``nodeid``, without the names of ``models``, which may hold any word."""
     text = f"-{nodeid.partition('[')[2].removesuffix(']')}-"
-    for name in sorted(model_test_ids(list(models)), key=len, reverse=True):
+    for name in sorted(model_names_for_test_ids(list(models)), key=len, reverse=True):
         text = text.replace(f"-{name}-", "-", 1)
     return [text.strip("-")]
 
@@ -209,9 +210,9 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
         declined |= {STREAMING, CONCURRENCY}  # the reference decoder does not stream, and takes one request at a time
     free = {part for name in declined for part in OPTIONAL[name]}
     models, counts = report["settings"].get("models", ()), live_answer_counts_by_model(report)
-    for model, id in zip(models, model_test_ids(models), strict=True):
+    for model, id in zip(models, model_names_for_test_ids(models), strict=True):
         live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
-        for test, case in required_tier_tests(tier):
+        for test, case in required_tier_test_cases(tier):
             if test in free:
                 continue
             if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
@@ -241,7 +242,7 @@ def _is_about(entry: Mapping[str, Any], model: str) -> bool:
 
 
 def _has_case(entry: Mapping[str, Any], case: str, models: Iterable[str]) -> bool:
-    return _holds_case(parse_test_parameters(entry["nodeid"], models), case)
+    return _holds_case(test_parameters_without_models(entry["nodeid"], models), case)
 
 
 def build_tier_entry(report: Report) -> dict[str, Any]:

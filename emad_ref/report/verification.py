@@ -10,7 +10,7 @@ tests, never a contradiction. ``find_contradictions`` gives one sentence for eac
 - One verdict per claim, model and run, from the first attempt. A second try has another error rate.
 - No part of the judge is replaced.
 
-``find_report_faults`` gives one sentence for each reason why a report is no proof.
+``find_proof_shortfalls`` gives one sentence for each reason why a report is no proof.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _first_names(nodeids: Sequence[str]) -> str:
     return f"{', '.join(nodeids[:MAX_NAMES])}{more}"
 
 
-def find_report_faults(
+def find_proof_shortfalls(
     report: Report, selection: Sequence[str], shipped: Sequence[str], decoder: str | None, tier: str | None = None
 ) -> Iterator[str]:
     """One sentence for each reason why ``report`` is no proof; empty if it is proof.

@@ -17,7 +17,12 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.schedules import LayerCounts, TokenPositions, count_tokens_reaching, get_schedule
+from emad_ref.schedule.schedules import (
+    LayerWorkByToken,
+    TokenPositions,
+    count_reaching_tokens_from_histogram,
+    get_point_schedule,
+)
 
 FULL_HEAD = READOUTS.index("full")
 
@@ -55,7 +60,7 @@ class _LayerRange:
 
     below: int
     top: int
-    ran: LayerCounts
+    ran: LayerWorkByToken
     fill_macs: Ints
 
 
@@ -81,17 +86,20 @@ def derive_work(
     """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
 
     ``histogram`` int64 [L + 1]: tokens of each depth.
-    Excludes state translators, whose cost per fill depends on the token's exit layer (``derive_flops``).
+    Excludes state translators, whose cost per fill depends on the token's exit layer (``derive_token_flops``).
     """
-    schedule, work = get_schedule(point), Work.none(point.layers)
+    schedule, work = get_point_schedule(point), Work.none(point.layers)
     work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
     if fills is not None:
         work.fills[FILLS.index(schedule.fills)] = fills
-    asked = schedule.asked(point, places.decided_index)
+    asked = schedule.asked(point, places.index_among_decided_tokens)
     of_asked = histogram if asked.all() else np.bincount(depth[asked], minlength=point.layers + 1)
     probes = np.zeros(point.layers, dtype=np.bool_)
     probes[np.array(point.probes, dtype=np.int64) - 1] = True
-    rows, alone = probes * count_tokens_reaching(of_asked), histogram[1:] - (probes & probed.shows) * of_asked[1:]
+    rows, alone = (
+        probes * count_reaching_tokens_from_histogram(of_asked),
+        histogram[1:] - (probes & probed.shows) * of_asked[1:],
+    )
     work.readout_rows[:] = probed.heads * rows
     work.readout_macs[:] = probed.heads * _charged_macs(point, probed.macs, depth, asked, rows)
     work.readout_rows[FULL_HEAD] += alone
@@ -99,7 +107,7 @@ def derive_work(
     return work
 
 
-def derive_flops(
+def derive_token_flops(
     point: OperatingPoint,
     places: TokenPositions,
     depth: Ints,
@@ -127,7 +135,7 @@ def _layer_ranges(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, translators: StateTranslators | None
 ) -> Iterator[_LayerRange]:
     """Layer ranges of equal work, from the first layer on, split at the ``values`` of ``depth`` and the ceiling."""
-    schedule, nothing = get_schedule(point), np.broadcast_to(0, (point.layers, len(depth)))
+    schedule, nothing = get_point_schedule(point), np.broadcast_to(0, (point.layers, len(depth)))
     tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
     for below, top in itertools.pairwise([0, *tops]):
         ran, macs = schedule.ran(places, depth, top, point.ceiling), nothing[below:top]
@@ -140,7 +148,7 @@ def _layer_readouts(
     point: OperatingPoint, places: TokenPositions, depth: Ints, values: Ints, probes: ProbeCosts, ahead: Ints
 ) -> Iterator[_LayerReadout]:
     """Readouts from the first layer on: at probes, and at the ``values`` of ``depth``, where tokens exit."""
-    asked = get_schedule(point).asked(point, places.decided_index)
+    asked = get_point_schedule(point).asked(point, places.index_among_decided_tokens)
     small = depth.astype(np.int16)  # comparisons take a third of the time
     for layer in sorted({*point.probes, *values.tolist()}):
         probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer

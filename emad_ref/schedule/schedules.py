@@ -149,14 +149,14 @@ def select_rows(states: Tensor, rows: Ints) -> Tensor:
 
 
 @dataclass(frozen=True)
-class DepthAdmission:
+class TokenDepthCap:
     """Admission: ``cap``, the largest admissible depth; ``fixed``: the token takes it and reads no rule."""
 
     cap: int
     fixed: bool = False
 
 
-class LayerCounts(NamedTuple):
+class LayerWorkByToken(NamedTuple):
     """Counts of one layer by token: ``keys`` int64 [tokens] attended to, 0 if the token did not run the block.
 
     ``fills`` bool [tokens]: where the layer only writes K and V; None: nowhere.
@@ -166,8 +166,8 @@ class LayerCounts(NamedTuple):
     fills: Bools | None = None
 
 
-class LayerTotals(NamedTuple):
-    """``LayerCounts`` of every layer, summed over tokens, int64 [L]; ``fills`` None: none in any layer."""
+class WorkTotalsByLayer(NamedTuple):
+    """``LayerWorkByToken`` of every layer, summed over tokens, int64 [L]; ``fills`` None: none in any layer."""
 
     tokens: Ints
     context: Ints
@@ -198,13 +198,13 @@ class TokenPositions:
         return sums
 
     @cached_property
-    def decided_index(self) -> Ints:
+    def index_among_decided_tokens(self) -> Ints:
         """int64 [tokens] index of each token among the decided ones of its sequence."""
         index: Ints = np.arange(len(self.position)) - np.repeat(self.starts[:-1], np.diff(self.starts))
         return index
 
     @cached_property
-    def sequence_ends(self) -> Ints:
+    def sequence_end_by_token(self) -> Ints:
         """int64 [tokens] end of each token's sequence."""
         ends: Ints = np.repeat(self.starts[1:], np.diff(self.starts))
         return ends
@@ -218,18 +218,20 @@ def mask_of_all_tokens(point: OperatingPoint, decided: Ints) -> Bools:
     return np.ones(len(decided), dtype=np.bool_)
 
 
-def single_pass_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
+def single_pass_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerWorkByToken:
     """Counts if each token runs a layer in its own step, against the keys of all positions up to its own, or never."""
-    return LayerCounts((depth >= layer) * positions.attended_keys)
+    return LayerWorkByToken((depth >= layer) * positions.attended_keys)
 
 
-def single_pass_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+def single_pass_layer_totals(
+    positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int
+) -> WorkTotalsByLayer:
     """``single_pass_layer_counts`` of all layers."""
-    tokens = count_tokens_reaching(histogram)
+    tokens = count_reaching_tokens_from_histogram(histogram)
     context = (tokens == len(depth)) * positions.cumulative_keys[-1]
     for layers, deep in group_layers_by_tokens(depth, histogram):
         context[layers] = int(positions.float_attended_keys @ deep)
-    return LayerTotals(tokens, context)
+    return WorkTotalsByLayer(tokens, context)
 
 
 @dataclass(frozen=True)
@@ -256,13 +258,13 @@ class Schedule:
     """
 
     name: ScheduleName
-    admit: Callable[[OperatingPoint, Sequence[int], int, int], DepthAdmission]
+    admit: Callable[[OperatingPoint, Sequence[int], int, int], TokenDepthCap]
     flow: Callable[[FlowInputs], Flow]
     why: str
     settle: DepthResolver | None
     asked: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
-    ran: Callable[[TokenPositions, Ints, int, int], LayerCounts] = single_pass_layer_counts
-    counted: Callable[[TokenPositions, Ints, Ints, int], LayerTotals] = single_pass_layer_totals
+    ran: Callable[[TokenPositions, Ints, int, int], LayerWorkByToken] = single_pass_layer_counts
+    counted: Callable[[TokenPositions, Ints, Ints, int], WorkTotalsByLayer] = single_pass_layer_totals
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -277,7 +279,7 @@ class Schedule:
         return self.settle
 
 
-def count_tokens_reaching(histogram: Ints) -> Ints:
+def count_reaching_tokens_from_histogram(histogram: Ints) -> Ints:
     """int64 [L] number of tokens that reach each layer."""
     sums: Ints = histogram[:0:-1].cumsum()[::-1]
     return sums
@@ -296,7 +298,7 @@ FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
 # ---------------------------------------------------------------- monotone and positional: depth never rises
 
 
-def monotone_depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
+def monotone_depths_from_signal(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
     """Depths [n] of one sequence under ``monotone``, in its plain form: the running minimum of first fires.
 
     ``signal`` [n, probes] complete (NaN never fires); ``thresholds`` [probes] or [n, probes].
@@ -304,8 +306,8 @@ def monotone_depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: i
     return np.minimum.accumulate(first_firing_probe(signal <= thresholds, probes, ceiling))
 
 
-def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
-    return DepthAdmission(trail[length - 1] if length else point.ceiling)
+def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+    return TokenDepthCap(trail[length - 1] if length else point.ceiling)
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -316,7 +318,7 @@ def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
         span *= 2
 
 
-def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
+def depths_from_token_index(point: OperatingPoint, decided: Ints) -> Ints:
     """int64 depth of the decided tokens of these indices (0 = the first of its sequence), any shape."""
     assert point.period is not None
     assert point.floor is not None
@@ -325,12 +327,12 @@ def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
     return depths
 
 
-def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
-    return DepthAdmission(int(positional_depths(point, np.array([max(length - first, 0)]))[0]), fixed=True)
+def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+    return TokenDepthCap(int(depths_from_token_index(point, np.array([max(length - first, 0)]))[0]), fixed=True)
 
 
 def _resolve_positional(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    depth[:] = positional_depths(point, np.arange(len(depth)))[:, None]
+    depth[:] = depths_from_token_index(point, np.arange(len(depth)))[:, None]
 
 
 def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
@@ -340,9 +342,9 @@ def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
 # ---------------------------------------------------------------- free depth: K/V above an exit is written later
 
 
-def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
+def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
     """Admit full depth, whatever the previous tokens' depths."""
-    return DepthAdmission(point.ceiling)
+    return TokenDepthCap(point.ceiling)
 
 
 def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -366,19 +368,19 @@ class EagerFlow(ExitFlow):
         self.state.work.count_fills("exact", self.ceiling, self.hidden.shape[:2].numel())
 
 
-def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
+def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerWorkByToken:
     """Counts if every block below the ceiling runs for every token; the last only writes K and V of stopped tokens."""
     went = depth >= layer
     ran = went | (layer < ceiling)
-    return LayerCounts(ran * positions.attended_keys, ~went if layer == ceiling else None)
+    return LayerWorkByToken(ran * positions.attended_keys, ~went if layer == ceiling else None)
 
 
-def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> WorkTotalsByLayer:
     tokens, context = single_pass_layer_totals(positions, depth, histogram, ceiling)[:2]
     tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), positions.cumulative_keys[-1]
     fills = np.zeros_like(tokens)
     fills[ceiling - 1] = len(depth) - tokens[ceiling - 1]
-    return LayerTotals(tokens, context, fills)
+    return WorkTotalsByLayer(tokens, context, fills)
 
 
 class DeferredFlow(ExitFlow):
@@ -414,7 +416,7 @@ class DeferredFlow(ExitFlow):
         self.hidden = torch.stack([higher[-self.context.queries :] for higher in states])
 
 
-def run_deferred_to_ceiling(state: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
+def compute_deferred_states_at_ceiling(state: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
     """States [rows, n, D] at the ceiling of every session row's tokens from ``first`` to before ``end``, both [rows].
 
     All of them wait, each after its own layer; earlier tokens may wait too and run along. Each token runs each missing
@@ -473,7 +475,7 @@ def _run_ragged(
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 
-def deferred_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
+def deferred_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerWorkByToken:
     """Counts if tokens that stopped below run with the next token of their sequence that reaches the layer."""
     deep = np.flatnonzero(depth >= layer)
     taken_along = np.diff(deep, prepend=-1)  # tokens since the last that reached the layer, itself included
@@ -481,17 +483,17 @@ def deferred_layer_counts(positions: TokenPositions, depth: Ints, layer: int, ce
     if len(deep):
         with_token = np.repeat(deep, taken_along)
         waiting = slice(0, len(with_token))
-        keys[waiting] = (with_token < positions.sequence_ends[waiting]) * positions.attended_keys[with_token]
-    return LayerCounts(keys)
+        keys[waiting] = (with_token < positions.sequence_end_by_token[waiting]) * positions.attended_keys[with_token]
+    return LayerWorkByToken(keys)
 
 
-def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> WorkTotalsByLayer:
     """``deferred_layer_counts`` of all layers, by the gaps between the tokens that reach a layer."""
-    all_go = count_tokens_reaching(histogram) == len(depth)
+    all_go = count_reaching_tokens_from_histogram(histogram) == len(depth)
     tokens, context = all_go * len(depth), all_go * positions.cumulative_keys[-1]
     for layers, deep in group_layers_by_tokens(depth, histogram):
         tokens[layers], context[layers] = _deferred_sums(positions, np.flatnonzero(deep))
-    return LayerTotals(tokens, context)
+    return WorkTotalsByLayer(tokens, context)
 
 
 def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
@@ -514,10 +516,10 @@ def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
 # ---------------------------------------------------------------- chunked
 
 
-def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> DepthAdmission:
+def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
     assert point.period is not None
     within = max(length - first, 0) % point.period
-    return DepthAdmission(trail[length - within], fixed=True) if within else DepthAdmission(point.ceiling)
+    return TokenDepthCap(trail[length - within], fixed=True) if within else TokenDepthCap(point.ceiling)
 
 
 def _resolve_chunked(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -554,19 +556,19 @@ class CopyingFlow(ExitFlow):
             rows = np.flatnonzero(self.depth < layer)
             states = select_rows(self.exits, rows)
             if self.translators is not None:
-                states = self.translators.estimate_states_below(states, self.depth[rows], layer, self.state.work)
+                states = self.translators.estimate_layer_input_states(states, self.depth[rows], layer, self.state.work)
             self.state.stepper.write_kv(states, layer, self.whole.select_rows(rows), self.state.cache)
             self.state.work.count_fills("copied", layer, states.shape[:2].numel())
 
 
-def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerCounts:
+def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerWorkByToken:
     """Counts if a token runs layers up to its depth; above it, up to the ceiling, its copy is filled in."""
     return single_pass_layer_counts(positions, depth, layer, ceiling)._replace(
         fills=(depth < layer) & (layer <= ceiling)
     )
 
 
-def _copying_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> LayerTotals:
+def _copying_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> WorkTotalsByLayer:
     once = single_pass_layer_totals(positions, depth, histogram, ceiling)
     fills = len(depth) - once.tokens
     fills[ceiling:] = 0
@@ -642,6 +644,6 @@ SCHEDULES: dict[ScheduleName, Schedule] = {
 }
 
 
-def get_schedule(point: OperatingPoint) -> Schedule:
+def get_point_schedule(point: OperatingPoint) -> Schedule:
     """The schedule that ``point`` names."""
     return SCHEDULES[point.schedule]

@@ -37,8 +37,8 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, full_depth
-from emad_ref.probes.draft_reader import DraftReader
-from emad_ref.probes.signal_values import to_numpy
+from emad_ref.probes.draft_reader import EarlyExitDraftReader
+from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import weight_dtype_name
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
@@ -48,8 +48,8 @@ from emad_ref.screening.timing import (
     CandidateTime,
     UnitCosts,
     make_greedy_generate,
+    predict_candidate_timing_seconds,
     predict_fit_seconds,
-    predict_timing_seconds,
     time_candidates,
 )
 from emad_ref.screening.traces import (
@@ -97,7 +97,7 @@ def find_assistant_model(loaded: LoadedModel) -> LoadedModel | None:
 
 
 @dataclass(frozen=True, eq=False)
-class DraftingRounds:
+class DraftingRoundShares:
     """Rounds of drafting: shares of rounds with 0, 1, … ``drafts`` read after the layer, and with 0, 1, … ``copies``.
 
     The first of ``copies`` is 0; all shares sum to 1. ``tokens``: emitted per round.
@@ -217,7 +217,7 @@ def compute_draft_columns(
     kinds = [Drafting(layer, 1, lens=lens, gate=gates.get(layer), vocabulary=ids) for layer in layers for ids in among]
     for kind in kinds:
         kind.require_fits_model(stepper.layers, stepper.vocabulary_size)
-    readers = [DraftReader(stepper, kind.layer, lens, kind.gate, kind.vocabulary) for kind in kinds]
+    readers = [EarlyExitDraftReader(stepper, kind.layer, lens, kind.gate, kind.vocabulary) for kind in kinds]
     agrees: list[list[Bools]] = [[] for _ in kinds]
     gate: list[list[Floats]] = [[] for _ in kinds]
     uncounted = Work.none(stepper.layers)
@@ -228,7 +228,7 @@ def compute_draft_columns(
             hidden = states[kind.layer]
             right.append((reader.draft_tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
-                expected.append(to_numpy(reader.predict_divergence(hidden, uncounted)))
+                expected.append(to_numpy_float64(reader.predict_sqrt_kl(hidden, uncounted)))
     starts = np.cumsum([0, *(text.n_decided for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
@@ -237,7 +237,9 @@ def compute_draft_columns(
     )
 
 
-def simulate_drafting_rounds(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> DraftingRounds:
+def simulate_drafting_rounds(
+    columns: DraftColumns, threshold: float, longest: int, copied: int = 0
+) -> DraftingRoundShares:
     """Simulate the rounds of drafting on the texts; the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
         raise BadArgument("threshold", threshold, "inf where no gate was read", "read the columns with one")
@@ -262,10 +264,10 @@ def simulate_drafting_rounds(columns: DraftColumns, threshold: float, longest: i
     if emitted == 0:
         raise BadArgument("columns.starts", columns.starts.tolist(), "texts of two decided tokens or more")
     rounds = sum(drafts) + sum(copies)
-    return DraftingRounds(np.array(drafts) / rounds, emitted / rounds, np.array(copies) / rounds)
+    return DraftingRoundShares(np.array(drafts) / rounds, emitted / rounds, np.array(copies) / rounds)
 
 
-def weight_flops_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRounds) -> float:
+def drafting_weight_flops_per_token(geometry: Geometry, drafting: Drafting, rounds: DraftingRoundShares) -> float:
     """Weights read per emitted token, in FLOPs of one row: a pass reads them once, whatever the number of its tokens.
 
     A round of k drafts runs k times through layers 1…e and the draft's head, and once through all layers and the head.
@@ -279,7 +281,7 @@ def weight_flops_per_token(geometry: Geometry, drafting: Drafting, rounds: Draft
 
 def rank_drafting_settings(
     columns: Iterable[DraftColumns],
-    cost: Callable[[Drafting, DraftingRounds], float],
+    cost: Callable[[Drafting, DraftingRoundShares], float],
     *,
     longest: Sequence[int] = LONGEST,
     sure: Sequence[float] = SURE,
@@ -429,7 +431,7 @@ def choose_drafting(
     """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
     Settings are ranked on continuations of the selection text by the weights that they read
-    (``weight_flops_per_token``); the three best are then timed beside full depth. ``progress`` names the
+    (``drafting_weight_flops_per_token``); the three best are then timed beside full depth. ``progress`` names the
     bars; None shows none.
     """
     layers = candidate_draft_layers(model.geometry.layers)
@@ -444,7 +446,7 @@ def choose_drafting(
             layers,
             corpus=settings.corpus,
             rank=fitted.lens.rank,
-            steps=settings.scale_amount(DRAFT_LENS_STEPS),
+            steps=settings.scale_amount_by_documents(DRAFT_LENS_STEPS),
             tokens=held_out_token_count(model, settings),
             seed=settings.seed,
             progress=progress,
@@ -455,7 +457,9 @@ def choose_drafting(
     among = candidate_vocabularies(model.stepper, lessons)
     gates = {layer: restrict_gate_to_layer(spoken.gate, layers, layer) for layer in layers}
     read = partial(compute_draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
-    ranked = rank_drafting_settings(read(chosen, layers, among=among), partial(weight_flops_per_token, model.geometry))
+    ranked = rank_drafting_settings(
+        read(chosen, layers, among=among), partial(drafting_weight_flops_per_token, model.geometry)
+    )
     ways = {name: next(way for way in ranked if _kind(way) == name) for name in dict.fromkeys(map(_kind, ranked))}
     timed = time_candidates(
         model, {name: make_drafting_generate(model, way) for name, way in ways.items()}, texts.evaluate, settings
@@ -488,12 +492,12 @@ def predict_drafting_seconds(
     plan = replace(
         make_lens_plan(model, settings),
         layers=layers,
-        steps=settings.scale_amount(DRAFT_LENS_STEPS),
+        steps=settings.scale_amount_by_documents(DRAFT_LENS_STEPS),
         held_out_tokens=held_out_token_count(model, settings),
     )
     heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
     read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)
-    timed = (1 + KINDS) * predict_timing_seconds(settings, costs)
+    timed = (1 + KINDS) * predict_candidate_timing_seconds(settings, costs)
     return (
         steps * costs.batch_step
         + predict_fit_seconds(plan, written[0], model.stepper.vocabulary_size, costs)
@@ -505,8 +509,8 @@ def predict_drafting_seconds(
 def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple[int, int]:
     """Windows to continue after each prompt length: of the text to fit on, and of each judging text."""
     if layers_to_read(model):
-        return settings.scale_amount(LARGE_WINDOWS), settings.scale_amount(LARGE_WINDOWS)
-    return settings.scale_amount(MAX_LESSONS), settings.scale_amount(MAX_WINDOWS)
+        return settings.scale_amount_by_documents(LARGE_WINDOWS), settings.scale_amount_by_documents(LARGE_WINDOWS)
+    return settings.scale_amount_by_documents(MAX_LESSONS), settings.scale_amount_by_documents(MAX_WINDOWS)
 
 
 KINDS = 3  # timed kinds of drafting: copies, drafts, both

@@ -33,7 +33,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.replay import replay
-from emad_ref.schedule.schedules import get_schedule
+from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.statistics.estimate import holm_adjusted_pvalues
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep.losses import teacher_force_at_point
@@ -162,7 +162,7 @@ def features_of_windows(
         BadArgument: a point or a text that a decoder or a trace refuses; a lens that is not attached.
         NotFinite: logits hold NaN or +inf.
     """
-    if get_schedule(point).settle is None or point.confidence is not None:
+    if get_point_schedule(point).settle is None or point.confidence is not None:
         return decode_features(stepper, point, windows, text, progress=progress)
     estimators = {} if point.estimator == EntropyEstimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}
@@ -183,10 +183,12 @@ def decode_features(
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     texts = teacher_force_at_point(stepper, windows, point, rows=rows, progress=progress)
-    return features_of_texts(texts, DocumentMembership(np.array([window.document for window in windows])), point, text)
+    return features_of_teacher_forced_texts(
+        texts, DocumentMembership(np.array([window.document for window in windows])), point, text
+    )
 
 
-def features_of_texts(
+def features_of_teacher_forced_texts(
     texts: Sequence[TeacherForcedText], windows: DocumentMembership, point: OperatingPoint, text: str
 ) -> DocumentFeatures:
     """As ``features_of_windows``, from fed texts; ``windows`` [texts]: the document of each."""

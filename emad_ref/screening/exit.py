@@ -33,10 +33,10 @@ from emad_ref.calibration.lens_files import (
     FittedLens,
     lens_from_tensors,
     lens_to_tensors,
-    translators_from_tensors,
-    translators_to_tensors,
+    state_translators_from_tensors,
+    state_translators_to_tensors,
 )
-from emad_ref.calibration.tensor_files import load_tensors, save_tensors
+from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
 from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
@@ -156,7 +156,7 @@ def save_exit(path: Path, learned: Exit) -> None:
     }
     if learned.translators is not None:
         # safetensors refuses views of one array
-        tensors |= {name: tensor.clone() for name, tensor in translators_to_tensors(learned.translators).items()}
+        tensors |= {name: tensor.clone() for name, tensor in state_translators_to_tensors(learned.translators).items()}
     save_tensors(path, "exit", tensors, about)
 
 
@@ -180,7 +180,9 @@ def load_exit(path: Path | str) -> Exit:
     BadExit
         The file is no safetensors, no exit, of another schema, or holds impossible values.
     """
-    return load_tensors(path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again")
+    return build_from_tensor_file(
+        path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again"
+    )
 
 
 def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
@@ -206,7 +208,7 @@ def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         None if drafting is None else _parse_drafting(drafting, mine),
         about["screened"],
         None if about["signs"] is None else DocumentFeatures.from_json(about["signs"]),
-        translators_from_tensors(*model, pairs) if pairs else None,
+        state_translators_from_tensors(*model, pairs) if pairs else None,
         None
         if spoken is None
         else lens_from_tensors(

@@ -20,7 +20,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, threshold_point
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.signals import DIVERGENCE, Signal, signals_in_sweep
-from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_points, truncation_points
+from emad_ref.sweep.grids import CHUNK_LENGTHS, ThresholdSweep, margin_sweep, positional_depth_points, truncation_points
 from emad_ref.sweep.oracle_savings import FREE_DEPTH
 
 OWN_HEAD, TUNED_LENS = "own head", "tuned lens"
@@ -48,7 +48,7 @@ def published_families(profile: Profile, vocabulary: int, read: Sequence[int] | 
     """
     layers, probes = profile.layers, profile.probes
     allowed = set(range(1, layers + 1)) if read is None else {*read, layers}
-    falling = [point for point in positional_points(layers) if allowed.issuperset(point.readout_layers)]
+    falling = [point for point in positional_depth_points(layers) if allowed.issuperset(point.readout_layers)]
     fixed = [point for point in truncation_points(layers) if allowed.issuperset(point.readout_layers)]
     chunk = CHUNK_LENGTHS[1]
     emad = margin_sweep(profile)

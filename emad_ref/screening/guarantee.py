@@ -36,15 +36,15 @@ from emad_ref.signals import SIGNALS
 from emad_ref.statistics.units import ByDocument
 from emad_ref.sweep.risk import (
     betting_pvalues,
-    certification_power,
     documents_needed_to_certify,
     fixed_sequence_test,
     min_sequences_to_certify,
+    simulate_certification_power,
 )
 
 
 @dataclass(frozen=True)
-class BoundedLoss:
+class LossCapAndRisk:
     """A loss in 0–``cap``; ``risk``: the default δ. ``mean_text``: name of its mean."""
 
     name: str
@@ -53,8 +53,8 @@ class BoundedLoss:
     mean_text: str
 
 
-EXCESS = BoundedLoss("excess", EXCESS_CAP_NATS, math.log(1.01), "nats per token above full depth")
-CHANGED = BoundedLoss("changed", 1.0, 0.05, "of tokens told otherwise than at full depth")
+EXCESS = LossCapAndRisk("excess", EXCESS_CAP_NATS, math.log(1.01), "nats per token above full depth")
+CHANGED = LossCapAndRisk("changed", 1.0, 0.05, "of tokens told otherwise than at full depth")
 BOUNDED_LOSSES = {each.name: each for each in (EXCESS, CHANGED)}
 
 
@@ -233,7 +233,7 @@ VALID_FIELDS: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
 def certify_losses(
     losses: ByDocument,
     names: Sequence[str],
-    kind: BoundedLoss = EXCESS,
+    kind: LossCapAndRisk = EXCESS,
     *,
     text: str,
     risk: float | None = None,
@@ -283,15 +283,15 @@ def certify_losses(
         tested=tuple(map(ThresholdTest, names[: walk.tested], mean.tolist(), p.tolist())),
         chosen=None if walk.index is None else names[walk.index],
         capped=float((values[:, last] >= kind.cap).mean()),
-        power=certification_power(shares[:, :1], n, tolerance, error, seed=seed),
+        power=simulate_certification_power(shares[:, :1], n, tolerance, error, seed=seed),
         needed=documents_needed_to_certify(shares[:, :1], tolerance, error, seed=seed),
         again=None
         if walk.index is None
-        else certification_power(shares[:, : last + 1], n, tolerance, error, seed=seed),
+        else simulate_certification_power(shares[:, : last + 1], n, tolerance, error, seed=seed),
     )
 
 
-def risk_p_values(losses: ByDocument, risk: float, kind: BoundedLoss = EXCESS, error: float = ERROR) -> Floats:
+def risk_p_values(losses: ByDocument, risk: float, kind: LossCapAndRisk = EXCESS, error: float = ERROR) -> Floats:
     """[λ] p-values of "the risk exceeds ``risk``", from ``losses`` [documents, λ] of ``kind``."""
     return betting_pvalues(losses.values / kind.cap, risk / kind.cap, error)
 

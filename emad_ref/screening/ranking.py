@@ -19,13 +19,13 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EntropyEstimator
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, candidate_probe_sets
-from emad_ref.screening.traces import SplitTraces
+from emad_ref.screening.traces import TextTracesByReadout
 from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.fronts import LOSS_RESAMPLES, estimate_saving_at_loss
 from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.components import points_by_criterion, restrict_trace_and_gate
-from emad_ref.sweep.front import LossTable, lower_hull_corners
+from emad_ref.sweep.components import points_by_criterion, restrict_trace_gate_to_probes
+from emad_ref.sweep.front import LossTable, mark_lower_hull_corners
 from emad_ref.sweep.oracle_savings import (
     FREE_DEPTH,
     ORACLE_SETTINGS,
@@ -38,13 +38,13 @@ from emad_ref.sweep.oracle_savings import (
 
 
 @dataclass(frozen=True, eq=False)
-class ReadoutTrace:
+class TraceWithDocuments:
     """One split through one readout: ``trace``, and ``documents`` [sequences], the document of each sequence."""
 
     trace: Trace
     documents: DocumentMembership
 
-    def loss_table_pair(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
+    def flops_and_block_loss_tables(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
         """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
         columns, sums = points.columns, self.documents.sum_by_document
         nll, tokens = sums(columns.nll_nats), sums(points.tokens)
@@ -79,9 +79,9 @@ class FamilySaving:
     is_oracle: bool
 
 
-def compare_criteria(
-    chosen: ReadoutTrace,
-    judged: ReadoutTrace,
+def build_compared_criterion_families(
+    chosen: TraceWithDocuments,
+    judged: TraceWithDocuments,
     geometry: Geometry,
     probes: Sequence[int],
     gate: EntropyEstimator | None = None,
@@ -101,11 +101,11 @@ def compare_criteria(
                for read in (judged, chosen)))
         for name, points in families.items()
     ]  # fmt: skip
-    return compare_oracles(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
+    return build_compared_oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
 
 
-def compare_oracles(
-    judged: ReadoutTrace,
+def build_compared_oracle_families(
+    judged: TraceWithDocuments,
     geometry: Geometry,
     *,
     monotone: bool = False,
@@ -120,10 +120,10 @@ def compare_oracles(
     return compared
 
 
-def rank_families(
+def rank_family_savings(
     families: Iterable[ComparedFamily],
-    judged: ReadoutTrace,
-    chosen: ReadoutTrace | None,
+    judged: TraceWithDocuments,
+    chosen: TraceWithDocuments | None,
     rng: np.random.Generator,
     levels: Sequence[float] = RISE_LEVELS,
     resamples: int = LOSS_RESAMPLES,
@@ -134,8 +134,12 @@ def rank_families(
     """
     rows = []
     for family in families:
-        mine = judged.loss_table_pair(family.judged)
-        theirs = (None, None) if family.chosen is None or chosen is None else chosen.loss_table_pair(family.chosen)
+        mine = judged.flops_and_block_loss_tables(family.judged)
+        theirs = (
+            (None, None)
+            if family.chosen is None or chosen is None
+            else chosen.flops_and_block_loss_tables(family.chosen)
+        )
         for level in levels:
             net, blocks = (
                 estimate_saving_at_loss(
@@ -166,15 +170,15 @@ def saving_table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
 
 
 def saving_figure_rows(
-    families: Iterable[ComparedFamily], judged: ReadoutTrace, chosen: ReadoutTrace | None = None
+    families: Iterable[ComparedFamily], judged: TraceWithDocuments, chosen: TraceWithDocuments | None = None
 ) -> list[dict[str, Any]]:
     """Rows of the figure "saving against loss": every corner of every front, measured on the judged text."""
     rows = []
     for family in families:
-        (net, blocks), names = judged.loss_table_pair(family.judged), family.judged.names
-        sheet = net if family.chosen is None or chosen is None else chosen.loss_table_pair(family.chosen)[0]
+        (net, blocks), names = judged.flops_and_block_loss_tables(family.judged), family.judged.names
+        sheet = net if family.chosen is None or chosen is None else chosen.flops_and_block_loss_tables(family.chosen)[0]
         savings, losses = sheet.savings_and_losses
-        (corners,) = lower_hull_corners(savings[None], losses[None])
+        (corners,) = mark_lower_hull_corners(savings[None], losses[None])
         (saved, lost), (layers, _) = net.savings_and_losses, blocks.savings_and_losses
         rows += [
             {
@@ -194,16 +198,20 @@ FIGURE_RESAMPLES = 499
 
 
 @dataclass(frozen=True)
-class SavingsFigure:
+class SavingsFigureAndTable:
     """``figure``: rows of "saving against loss". ``table``: savings of each at equal losses."""
 
     figure: Sequence[Mapping[str, Any]]
     table: Sequence[Mapping[str, Any]]
 
 
-def compute_savings_figure(
-    chosen: SplitTraces, judged: SplitTraces, fitted: FittedLens, geometry: Geometry, rng: np.random.Generator
-) -> SavingsFigure:
+def compute_savings_figure_and_table(
+    chosen: TextTracesByReadout,
+    judged: TextTracesByReadout,
+    fitted: FittedLens,
+    geometry: Geometry,
+    rng: np.random.Generator,
+) -> SavingsFigureAndTable:
     """Figure and table: fronts are chosen on ``chosen`` and shown on ``judged``, oracles both on ``judged``.
 
     Raises:
@@ -215,14 +223,14 @@ def compute_savings_figure(
     through = {"chosen": chosen.tuned, "judged": judged.tuned}
     if fitted.gate is not None:
         for split, trace in through.items():
-            through[split], gate = restrict_trace_and_gate(trace, fitted.gate, lens_layers, probes)
-    before = ReadoutTrace(through["chosen"], chosen.text.document_of_window)
-    tuned = ReadoutTrace(through["judged"], judged.text.document_of_window)
-    own = ReadoutTrace(judged.own, judged.text.document_of_window)
+            through[split], gate = restrict_trace_gate_to_probes(trace, fitted.gate, lens_layers, probes)
+    before = TraceWithDocuments(through["chosen"], chosen.text.document_of_window)
+    tuned = TraceWithDocuments(through["judged"], judged.text.document_of_window)
+    own = TraceWithDocuments(judged.own, judged.text.document_of_window)
     families = [
-        *compare_criteria(before, tuned, geometry, probes, gate, called=TUNED_LENS),
-        *compare_oracles(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
-        *compare_oracles(own, geometry, probes=probes, called=OWN_HEAD),
+        *build_compared_criterion_families(before, tuned, geometry, probes, gate, called=TUNED_LENS),
+        *build_compared_oracle_families(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
+        *build_compared_oracle_families(own, geometry, probes=probes, called=OWN_HEAD),
     ]
-    rows = rank_families(families, tuned, before, rng, resamples=FIGURE_RESAMPLES)
-    return SavingsFigure(saving_figure_rows(families, tuned, before), saving_table_rows(rows))
+    rows = rank_family_savings(families, tuned, before, rng, resamples=FIGURE_RESAMPLES)
+    return SavingsFigureAndTable(saving_figure_rows(families, tuned, before), saving_table_rows(rows))

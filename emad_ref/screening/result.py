@@ -24,7 +24,7 @@ from emad_ref.screening.guarantee import Guarantee
 from emad_ref.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.timing import CandidateTime
-from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, SplitTraces, TextSplits
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, TextSplits, TextTracesByReadout
 from emad_ref.signals import perplexity_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.sweep.oracle_savings import WORTHLESS_SAVING
@@ -45,7 +45,7 @@ class ScreeningResult:
     settings: ScreeningSettings
     texts: TextSplits
     fitted: FittedLens
-    evaluated: SplitTraces
+    evaluated: TextTracesByReadout
     slack: list[OracleHeadroom]
     reached: list[SelectionRow]
     within_reach: list[SelectionRow]
@@ -263,12 +263,12 @@ def _point_json(row: SelectedPoint) -> dict[str, Any]:
         "how": row.how,
         "point": row.point.name,
         "probes": list(row.point.probes),
-        "net": interval_to_json(row.net),
-        "rise": interval_to_json(row.rise),
-        "blocks": interval_to_json(row.blocks),
+        "net": value_and_interval_to_json(row.net),
+        "rise": value_and_interval_to_json(row.rise),
+        "blocks": value_and_interval_to_json(row.blocks),
     }
 
 
-def interval_to_json(estimate: Estimate) -> list[float | None]:
+def value_and_interval_to_json(estimate: Estimate) -> list[float | None]:
     """None for an unbounded side: JSON has no infinity."""
     return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

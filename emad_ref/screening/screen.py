@@ -35,14 +35,14 @@ from emad_ref.screening.selection import (
     PointSelector,
     SelectedPoint,
     SelectionRow,
-    candidate_points,
+    candidate_points_around_best,
     certify_points,
-    compute_oracle_headroom,
-    decode_points,
+    compute_oracle_headrooms,
+    decode_point_columns,
     fit_state_translators,
-    join_columns,
+    join_point_columns,
     optimistic_savings,
-    replay_split_columns,
+    replay_point_columns_on_split,
     select_points,
 )
 from emad_ref.screening.settings import RISE_LEVELS, ScreeningSettings
@@ -56,12 +56,12 @@ from emad_ref.screening.timing import (
     time_candidates,
 )
 from emad_ref.screening.traces import (
-    SplitTraces,
     TextSplits,
+    TextTracesByReadout,
     fit_lens_and_gate,
     layers_to_read,
     read_text_splits,
-    take_split_traces,
+    take_text_traces_by_readout,
     too_little_text_reason,
 )
 
@@ -132,15 +132,16 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     attach_lens(model.stepper, fitted.lens, model.fingerprint)
     read = layers_to_read(model)
 
-    def trace_both(name: str | None) -> tuple[SplitTraces, SplitTraces, list[ExitFamily]]:
+    def trace_both(name: str | None) -> tuple[TextTracesByReadout, TextTracesByReadout, list[ExitFamily]]:
         choose, evaluate = (
-            take_split_traces(model.stepper, each, fitted, read, name) for each in (texts.choose, texts.evaluate)
+            take_text_traces_by_readout(model.stepper, each, fitted, read, name)
+            for each in (texts.choose, texts.evaluate)
         )
         return choose, evaluate, _fit_families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*RISE_LEVELS, settings.rise})
-    headroom = run("slack", lambda _: compute_oracle_headroom(evaluated, geometry, levels, settings.seed))
+    headroom = run("slack", lambda _: compute_oracle_headrooms(evaluated, geometry, levels, settings.seed))
     chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
 
     def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
@@ -205,7 +206,7 @@ def _decode_best(
     texts: TextSplits,
     rows: list[SelectionRow],
     chooser: PointSelector,
-    evaluated: SplitTraces,
+    evaluated: TextTracesByReadout,
     settings: ScreeningSettings,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
@@ -220,7 +221,7 @@ def _decode_best(
     best = max(free, key=lambda row: chooser.net_saving(row.point))
     named = None if progress is None else f"{progress}, states"
     states = fit_state_translators(model, best.point, texts.calibrate, settings, named)
-    points = candidate_points(best.family, best.point, chooser, settings.rise, states)
+    points = candidate_points_around_best(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
     count = evaluated.text.n_documents
@@ -231,9 +232,9 @@ def _decode_best(
         return states, certification, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
-    columns = decode_points(model, text, shown_points, named)
-    full = replay_split_columns(evaluated, [], model.geometry)
-    both = join_columns(full, columns)
+    columns = decode_point_columns(model, text, shown_points, named)
+    full = replay_point_columns_on_split(evaluated, [], model.geometry)
+    both = join_point_columns(full, columns)
     judge = EvaluationIntervals(text, settings.seed)
     return (
         states,

@@ -29,8 +29,8 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
-from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops, sum_by_sequence
-from emad_ref.screening.drift import DocumentFeatures, features_of_texts
+from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops_by_sequence, sum_by_sequence
+from emad_ref.screening.drift import DocumentFeatures, features_of_teacher_forced_texts
 from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from emad_ref.screening.guarantee import (
     ERROR,
@@ -42,15 +42,15 @@ from emad_ref.screening.guarantee import (
     risk_p_values,
 )
 from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, SplitTraces, iterate_unseen_windows
+from emad_ref.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, TextTracesByReadout, iterate_unseen_windows
 from emad_ref.signals import perplexity_rise_from_nats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise, mean_rate
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.sweep import losses
 from emad_ref.sweep.grids import ThresholdSweep
-from emad_ref.sweep.losses import PointColumns, decoded_columns, replay_columns
-from emad_ref.sweep.oracle_savings import OracleName, SavingsCurve, flops_with_fill_cost, oracle_curve
+from emad_ref.sweep.losses import PointColumnsBySequence, columns_from_replays, decoded_columns
+from emad_ref.sweep.oracle_savings import OracleName, SavingsCurve, oracle_curve, sequence_flops_with_fill_cost
 
 ONE_SIDED_LEVEL = 0.05  # one-sided
 SEARCH_STEPS = 16  # steps of a search between settings, each halving the rest of seven orders of magnitude
@@ -58,7 +58,7 @@ FINEST_SETTING = 1e-7  # the smallest tried setting, as share of the largest
 
 
 @dataclass(frozen=True, eq=False)
-class RiseBounds:
+class RiseBoundEstimator:
     """Bounds on the rise of perplexity from the windows of one split.
 
     ``reference`` [windows] nats at full depth, ``tokens`` [windows]. ``n_judged_documents``: documents of the split
@@ -71,9 +71,9 @@ class RiseBounds:
     n_judged_documents: int
 
     @classmethod
-    def from_trace(cls, trace: Trace, documents: DocumentMembership, n_judged_documents: int) -> RiseBounds:
+    def from_trace(cls, trace: Trace, documents: DocumentMembership, n_judged_documents: int) -> RiseBoundEstimator:
         full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
-        tokens = trace.sequence_lengths.astype(np.float64)
+        tokens = trace.n_decided_by_sequence.astype(np.float64)
         return cls(sum_by_sequence(trace, full), tokens, documents, n_judged_documents)
 
     def upper_bound(self, nll_nats: Floats) -> float:
@@ -139,14 +139,14 @@ class SelectedPoint:
 
 
 @dataclass(frozen=True, eq=False)
-class NoSelection:
+class FamilyWithoutPoint:
     """A family without any saving point within one level."""
 
     family: ExitFamily
     level: float
 
 
-SelectionRow = SelectedPoint | NoSelection
+SelectionRow = SelectedPoint | FamilyWithoutPoint
 
 
 class PointSelector:
@@ -154,13 +154,13 @@ class PointSelector:
 
     def __init__(
         self,
-        validate: SplitTraces,
+        validate: TextTracesByReadout,
         n_judged_documents: int,
         geometry: Geometry,
-        by: Callable[[RiseBounds, Floats], float] = RiseBounds.upper_bound,
+        by: Callable[[RiseBoundEstimator, Floats], float] = RiseBoundEstimator.upper_bound,
     ):
         self._traced, self._geometry, self._by = validate, geometry, by
-        self.losses = RiseBounds.from_trace(validate.own, validate.text.document_of_window, n_judged_documents)
+        self.losses = RiseBoundEstimator.from_trace(validate.own, validate.text.document_of_window, n_judged_documents)
 
     def rise_bound(self, point: OperatingPoint) -> float:
         """Level of rise of ``point`` by the selector's bound: the upper one unless the constructor got another."""
@@ -169,7 +169,7 @@ class PointSelector:
     def net_saving(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
         full, mine = (self._traced.replay(each) for each in (full_depth(point.layers), point))
-        spent, whole = (charged_flops(self._traced, each, self._geometry).sum() for each in (mine, full))
+        spent, whole = (charged_flops_by_window(self._traced, each, self._geometry).sum() for each in (mine, full))
         return float(1 - spent / whole)
 
     def best_point(self, family: ExitFamily, level: float) -> OperatingPoint | None:
@@ -185,17 +185,25 @@ class PointSelector:
         return loosest_point(dial, level, self.rise_bound)
 
 
-def charged_flops(traced: SplitTraces, replayed: ReplayResult, geometry: Geometry) -> Floats:
+def charged_flops_by_window(traced: TextTracesByReadout, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
-    trace = traced.trace_for(replayed.point)
+    trace = traced.trace_for_point(replayed.point)
     free = replayed.point.schedule.startswith("free")
-    return flops_with_fill_cost(trace, replayed, geometry) if free else compute_decode_flops(trace, replayed, geometry)
+    return (
+        sequence_flops_with_fill_cost(trace, replayed, geometry)
+        if free
+        else compute_decode_flops_by_sequence(trace, replayed, geometry)
+    )
 
 
-def replay_split_columns(traced: SplitTraces, points: Sequence[OperatingPoint], geometry: Geometry) -> PointColumns:
-    """A column per point, full depth first; charged as in ``charged_flops``."""
+def replay_point_columns_on_split(
+    traced: TextTracesByReadout, points: Sequence[OperatingPoint], geometry: Geometry
+) -> PointColumnsBySequence:
+    """A column per point, full depth first; charged as in ``charged_flops_by_window``."""
     replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
-    return replay_columns(traced.own, replays, lambda replayed: charged_flops(traced, replayed, geometry))
+    return columns_from_replays(
+        traced.own, replays, lambda replayed: charged_flops_by_window(traced, replayed, geometry)
+    )
 
 
 class EvaluationIntervals:
@@ -212,7 +220,7 @@ class EvaluationIntervals:
         family: ExitFamily,
         level: float,
         point: OperatingPoint,
-        columns: PointColumns,
+        columns: PointColumnsBySequence,
         number: int,
         how: str = "replayed",
     ) -> SelectedPoint:
@@ -241,14 +249,14 @@ class EvaluationIntervals:
         )
 
     def _by(self, values: Floats) -> ByDocument:
-        return ByDocument.from_windows(values, self._documents)
+        return ByDocument.from_summed_windows(values, self._documents)
 
 
 def select_points(
     families: Iterable[ExitFamily],
     levels: Sequence[float],
     chooser: PointSelector,
-    traced: SplitTraces,
+    traced: TextTracesByReadout,
     geometry: Geometry,
     seed: int = 0,
 ) -> list[SelectionRow]:
@@ -258,14 +266,14 @@ def select_points(
 
 
 def optimistic_savings(
-    families: Iterable[ExitFamily], level: float, traced: SplitTraces, geometry: Geometry, seed: int = 0
+    families: Iterable[ExitFamily], level: float, traced: TextTracesByReadout, geometry: Geometry, seed: int = 0
 ) -> list[SelectionRow]:
     """Optimistic bound: the largest saving of each family at ``level`` with any number of documents.
 
     Its point, chosen on ``traced``, is the loosest that these documents do not show to exceed the level. More documents
     can only exclude it. The bound is not a point for decoding.
     """
-    dearest = PointSelector(traced, traced.text.n_documents, geometry, RiseBounds.lower_bound)
+    dearest = PointSelector(traced, traced.text.n_documents, geometry, RiseBoundEstimator.lower_bound)
     return _with_intervals(
         [(family, level, dearest.best_point(family, level)) for family in families], traced, geometry, seed
     )
@@ -273,15 +281,15 @@ def optimistic_savings(
 
 def _with_intervals(
     chosen: Sequence[tuple[ExitFamily, float, OperatingPoint | None]],
-    traced: SplitTraces,
+    traced: TextTracesByReadout,
     geometry: Geometry,
     seed: int,
 ) -> list[SelectionRow]:
     judge = EvaluationIntervals(traced.text, seed)
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
-    columns = replay_split_columns(traced, points, geometry)
+    columns = replay_point_columns_on_split(traced, points, geometry)
     return [
-        NoSelection(family, level)
+        FamilyWithoutPoint(family, level)
         if point is None
         else judge.estimate_point(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen
@@ -309,8 +317,8 @@ class OracleHeadroom:
     high: float
 
 
-def compute_oracle_headroom(
-    traced: SplitTraces, geometry: Geometry, levels: Sequence[float], seed: int = 0
+def compute_oracle_headrooms(
+    traced: TextTracesByReadout, geometry: Geometry, levels: Sequence[float], seed: int = 0
 ) -> list[OracleHeadroom]:
     """Headroom of every oracle by either readout at free and monotone depth, a row per level.
 
@@ -322,13 +330,13 @@ def compute_oracle_headroom(
             for depth in ("free", "monotone"):
                 curve = oracle_curve(trace, geometry, oracle, monotone=depth == "monotone", count=ORACLE_SETTINGS)
                 for level in levels:
-                    blocks, at = largest_saving_within(curve, level)
+                    blocks, at = largest_block_saving_and_index(curve, level)
                     net = judge.estimate_saving(curve.columns.flops, at)
                     headroom.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
     return headroom
 
 
-def largest_saving_within(curve: SavingsCurve, level: float) -> tuple[float, int]:
+def largest_block_saving_and_index(curve: SavingsCurve, level: float) -> tuple[float, int]:
     """(share of blocks, index) of the point of ``curve`` that saves most with a rise of at most ``level``."""
     depth = curve.columns.depth.sum(axis=0)
     blocks = np.where(curve.perplexity_rises <= level, 1 - depth / depth[0], 0.0)
@@ -393,7 +401,7 @@ def fit_state_translators(
     return states
 
 
-def candidate_points(
+def candidate_points_around_best(
     family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
 ) -> list[OperatingPoint]:
     """Points with thresholds around ``best`` in its family, strict to loose, for decoding.
@@ -413,9 +421,9 @@ def point_with_translated_kv(point: OperatingPoint, states: StateTranslators | N
     return replace(point, schedule="translated", translators=states.digest)
 
 
-def decode_points(
+def decode_point_columns(
     model: LoadedModel, text: ScreeningText, points: Sequence[OperatingPoint], progress: str | None = None
-) -> PointColumns:
+) -> PointColumnsBySequence:
     """Columns of ``points`` on ``text``."""
     return decoded_columns(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
 
@@ -442,16 +450,16 @@ def certify_points(
     require_strict_to_loose(points)
     named = None if progress is None else f"{progress}, full depth"
     whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
-    columns = losses.point_columns(whole, model.geometry, [full_depth(whole.layers)])
+    columns = losses.replay_points_to_columns(whole, model.geometry, [full_depth(whole.layers)])
     tokens = text.window_lengths
-    rise_bounds = RiseBounds(columns.nll_nats[:, 0], tokens, text.document_of_window, n_judged_documents)
-    by, risk = partial(ByDocument.from_windows, document=text.document_of_window), float(np.log1p(settings.rise))
+    rise_bounds = RiseBoundEstimator(columns.nll_nats[:, 0], tokens, text.document_of_window, n_judged_documents)
+    by, risk = partial(ByDocument.from_summed_windows, document=text.document_of_window), float(np.log1p(settings.rise))
     tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
     for point in points:
         tried.append(point)
         named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
         fed.append(losses.teacher_force_at_point(model.stepper, text.windows, point, rows=ROWS, progress=named))
-        columns = join_columns(
+        columns = join_point_columns(
             columns, losses.teacher_forced_columns(model.stepper, model.geometry, text.windows, point, fed[-1])
         )
         bounds.append(rise_bounds.upper_bound(columns.nll_nats[:, -1]))
@@ -470,12 +478,13 @@ def certify_points(
     sample = text.first_windows(ENOUGH_DOCUMENTS)
     known = fed[tried.index(promised)][: len(sample.windows)]
     return replace(
-        certification, signs=features_of_texts(known, sample.document_of_window, promised, settings.text_description)
+        certification,
+        signs=features_of_teacher_forced_texts(known, sample.document_of_window, promised, settings.text_description),
     )
 
 
-def join_columns(left: PointColumns, right: PointColumns) -> PointColumns:
+def join_point_columns(left: PointColumnsBySequence, right: PointColumnsBySequence) -> PointColumnsBySequence:
     """Columns of both, ``left`` first, on the sequences of ``right``, which are the first ones of ``left``."""
     count = len(right.nll_nats)
-    names = [each.name for each in fields(PointColumns)]
-    return PointColumns(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))
+    names = [each.name for each in fields(PointColumnsBySequence)]
+    return PointColumnsBySequence(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))

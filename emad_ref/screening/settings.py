@@ -64,7 +64,7 @@ class ScreeningSettings:
     @property
     def n_profile_windows(self) -> int:
         """Windows that EMAD's profile is calibrated on."""
-        return self.scale_amount(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
+        return self.scale_amount_by_documents(PROFILE_WINDOWS, FEWEST_PROFILE_WINDOWS)
 
     def for_model(
         self, geometry: Geometry, documents: int | None = None, window: int | None = None
@@ -76,7 +76,7 @@ class ScreeningSettings:
             window=default_window_size(geometry) if window is None else window,
         )
 
-    def scale_amount(self, whole: int, fewest: int = 1) -> int:
+    def scale_amount_by_documents(self, whole: int, fewest: int = 1) -> int:
         """``whole``, the amount for ``SETTLED_DOCUMENTS`` documents, in proportion for fewer; at least ``fewest``."""
         return max(fewest, round(whole * min(1.0, self.documents / SETTLED_DOCUMENTS)))
 

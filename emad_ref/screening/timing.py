@@ -57,7 +57,7 @@ def make_greedy_generate(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
 
 def timed_pair_count(settings: ScreeningSettings) -> int:
     """Number of timed pairs of a candidate and full depth, without warm-up."""
-    return max(len(PROMPT_LENGTHS), settings.scale_amount(PAIRS))
+    return max(len(PROMPT_LENGTHS), settings.scale_amount_by_documents(PAIRS))
 
 
 def time_candidates(
@@ -182,7 +182,7 @@ def predict_phase_seconds(
         "lens": predict_fit_seconds(plan, texts.calibrate.n_tokens, model.stepper.vocabulary_size, costs),
         "traces": (shown + profile) * (costs.forward + costs.head) + heads * (2 * shown + profile) * costs.head,
         "decoding": certified * (costs.forward + costs.head) + fed * (costs.forward + 2 * costs.head),
-        "timing": (1 + CANDIDATES) * predict_timing_seconds(settings, costs),
+        "timing": (1 + CANDIDATES) * predict_candidate_timing_seconds(settings, costs),
     }
 
 
@@ -195,7 +195,7 @@ def predict_fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: Uni
     return cached + refined + held_out
 
 
-def predict_timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
+def predict_candidate_timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
     """Predicted seconds of timing one candidate."""
     return (1 + timed_pair_count(settings)) * NEW_TOKENS * costs.step
 

@@ -32,7 +32,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import ReplayResult, TraceReplayer
 from emad_ref.screening.settings import WINDOWS_PER_DOCUMENT, ScreeningSettings
 from emad_ref.statistics.units import DocumentMembership
-from emad_ref.text.corpora import DistinctDocuments
+from emad_ref.text.corpora import DistinctDocumentIterator
 from emad_ref.text.documents import Documents, Split
 from emad_ref.tuning import windows_of
 
@@ -107,7 +107,7 @@ def read_text_splits(model: LoadedModel, settings: ScreeningSettings, progress: 
             read: list[Documents] = []
             windows = tuple(_with_progress(_windows(model, settings, split, count, read.append), bar))
             splits[split] = ScreeningText(
-                windows, max((t.left_out for t in read if isinstance(t, DistinctDocuments)), default=0)
+                windows, max((t.left_out for t in read if isinstance(t, DistinctDocumentIterator)), default=0)
             )
     texts = TextSplits(splits["calibrate"], *_divided(splits["validate"], 3 if halved else 2), splits["evaluate"])
     for purpose, text in vars(texts).items():
@@ -222,7 +222,7 @@ def make_lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
         layers=layers_to_read(model) or _dense_layers(stepper.layers),
         held_out=0.3,
         seed=settings.seed,
-        steps=settings.scale_amount(LENS_STEPS),
+        steps=settings.scale_amount_by_documents(LENS_STEPS),
         held_out_tokens=held_out_token_count(model, settings),
     )
     return replace(plan, rank=_lens_rank(model, plan))
@@ -232,7 +232,7 @@ def held_out_token_count(model: LoadedModel, settings: ScreeningSettings) -> int
     """Positions that measure a lens and fit its gate; the fewest if their heads cost more than blocks."""
     if layers_to_read(model) is not None:
         return FEWEST_HELD_OUT
-    return settings.scale_amount(HELD_OUT_TOKENS, FEWEST_HELD_OUT)
+    return settings.scale_amount_by_documents(HELD_OUT_TOKENS, FEWEST_HELD_OUT)
 
 
 def layers_to_read(model: LoadedModel) -> tuple[int, ...] | None:
@@ -262,7 +262,7 @@ def _lens_rank(model: LoadedModel, plan: LensPlan) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class SplitTraces:
+class TextTracesByReadout:
     """``text`` with its traces: ``own`` by the model's head, ``tuned`` through the lens."""
 
     text: ScreeningText
@@ -274,10 +274,10 @@ class SplitTraces:
         """Replay ``point`` on its trace, which is prepared once for all points with the same readout."""
         key = point.lens, point.estimator
         if key not in self._ladders:
-            self._ladders[key] = TraceReplayer(self.trace_for(point))
+            self._ladders[key] = TraceReplayer(self.trace_for_point(point))
         return self._ladders[key].replay(point)
 
-    def trace_for(self, point: OperatingPoint) -> Trace:
+    def trace_for_point(self, point: OperatingPoint) -> Trace:
         """The trace for replaying ``point``, with its gate."""
         trace = self.own if point.lens is None else self.tuned
         if point.estimator.kind == "linear" and point.estimator not in trace.estimates:
@@ -288,17 +288,17 @@ class SplitTraces:
         return trace
 
 
-def take_split_traces(
+def take_text_traces_by_readout(
     stepper: Stepper,
     text: ScreeningText,
     fitted: FittedLens,
     layers: Sequence[int] | None,
     progress: str | None = None,
     file: TextIO | None = None,
-) -> SplitTraces:
+) -> TextTracesByReadout:
     """Both traces of ``text`` after ``layers``; ``fitted`` is attached to ``stepper``. Others as in ``take_trace``."""
     gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
     own, tuned = take_own_and_lens_traces(
         stepper, text.windows, fitted.lens.digest, estimators=gate, layers=layers, progress=progress, file=file
     )
-    return SplitTraces(text, own, tuned)
+    return TextTracesByReadout(text, own, tuned)

@@ -266,7 +266,7 @@ def estimate_score_difference(
     return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
 
 
-def estimate_exit_depth_difference(
+def estimate_paired_exit_depth_difference(
     sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator
 ) -> Estimate:
     """Number of blocks by which ``sooner`` exits earlier: mean over items of later's exit block minus sooner's.
@@ -329,7 +329,7 @@ class TaskAccuracy:
         return enough and guessing_pvalue(self.full, self.guess) <= LEVEL
 
     @property
-    def has_early_exits(self) -> bool:
+    def has_sufficient_saving(self) -> bool:
         """Whether the exit rule acts on the task."""
         return self.saving >= LEAST_SAVED
 
@@ -344,7 +344,7 @@ class TaskAccuracy:
         reasons = []
         if not self.is_above_guessing:
             reasons.append(f"not solved: {100 * full:.1f} % right, {100 * self.guess:.1f} % by guessing")
-        if not self.has_early_exits:
+        if not self.has_sufficient_saving:
             verb = "saves" if self.saving >= 0 else "probing costs"
             reasons.append(f"not exercised: {verb} {100 * abs(self.saving):.1f} %")
         return "; ".join(reasons)

@@ -9,7 +9,7 @@
 Every estimate has a two-sided 95 % interval, and two p-values against the caller's threshold, to which ``legs`` applies
 Holm's correction. Interval and p-value come from the same distribution: p ≤ 5 % exactly if the one-sided 95 % bound
 lies beyond the threshold. One exception: the p-values of a perplexity also pay for documents that no sample shows
-(``pvalue_with_rare_units``), while the interval describes the observed documents.
+(``pvalue_with_unseen_units``), while the interval describes the observed documents.
 
 The resampled unit is the sampled one: documents, items, pairs (``units``); never tokens, which depend on each other.
 None of these modules knows a claim, a minimum n or a model.
@@ -40,7 +40,8 @@ class ThresholdDistance:
 
     ``gap``    threshold − value: positive if the value is below.
     ``error``  standard error of the value; 0 if the units show no spread.
-    ``worst``  contribution of an unseen unit, in the same unit (``pvalue_with_rare_units``); None: no p-value includes
+    ``worst``  contribution of an unseen unit, in the same unit (``pvalue_with_unseen_units``); None: no p-value
+    includes
                it.
     ``least``  smallest number of units with which a bootstrap can decide on this side.
     ``equal``  whether the effective number n is more than half of the units.
@@ -81,7 +82,7 @@ class Estimate:
     note: str = ""
 
 
-def pvalue_with_rare_units(base: Callable[[Floats], Floats], gap: float, worst: float, n: float) -> float:
+def pvalue_with_unseen_units(base: Callable[[Floats], Floats], gap: float, worst: float, n: float) -> float:
     """p-value of "the mean is at least the threshold" if a rare unit that no sample shows may add ``worst``.
 
     Assume a share π of all units is ruined and adds ``worst`` each. Then n units contain none with probability (1 −
@@ -140,7 +141,7 @@ def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> in
                 return np.where(gap > 0, 0.0, 1.0)
             return np.asarray(stats.norm.sf(gap / spread), dtype=np.float64)
 
-        return pvalue_with_rare_units(base, distance.gap, worst, units) <= error
+        return pvalue_with_unseen_units(base, distance.gap, worst, units) <= error
 
     low, high = number - 1, number
     while not shown(high):

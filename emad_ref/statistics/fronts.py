@@ -1,6 +1,6 @@
 """Comparison of two families of points at equal net FLOPs, and the saving of one family at a given loss.
 
-``compare_at_equal_flops`` gives an estimate per saving, with the selection of points resampled as well:
+``compare_families_at_saving_levels`` gives an estimate per saving, with the selection of points resampled as well:
 
     θ(s) = loss of ours at saving s − loss of the rival's at saving s        per token, on evaluation (``sweep.front``)
 
@@ -46,16 +46,16 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import LEVEL, LegTest, build_leg_test
-from emad_ref.statistics.rates import draw_document_counts, required_resamples, studentised_estimate
+from emad_ref.statistics.rates import draw_document_counts, estimate_from_bootstrap_t_values, required_resamples
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Claim, Leg
 from emad_ref.sweep.front import (
+    BootstrapMixtures,
     FamilyFront,
-    FrontMixture,
+    FrontMixtureByDocument,
     LossTable,
-    MixtureDraws,
     choose_front,
-    lower_hull_corners,
+    mark_lower_hull_corners,
     mix_to_saving,
 )
 
@@ -112,8 +112,8 @@ class EqualFlopsComparison:
 
     level: float
     saving: float
-    ours: FrontMixture
-    rival: FrontMixture
+    ours: FrontMixtureByDocument
+    rival: FrontMixtureByDocument
     estimate: Estimate | None
 
 
@@ -122,7 +122,7 @@ def resamples_for_legs(legs: int) -> int:
     return required_resamples(legs, LEVEL, FRONT_RESAMPLES)
 
 
-def compare_at_equal_flops(
+def compare_families_at_saving_levels(
     ours: PointFamily,
     rival: PointFamily,
     levels: Sequence[float],
@@ -240,7 +240,7 @@ class _ResampledFronts:
         self.sides = [
             _FamilyFronts(
                 sheet,
-                lower_hull_corners(*before.resampled_savings_and_losses(chosen_counts)),
+                mark_lower_hull_corners(*before.resampled_savings_and_losses(chosen_counts)),
                 *sheet.resampled_savings_and_losses(judged_counts),
             )
             for before, sheet in zip(chosen, judged, strict=True)
@@ -272,13 +272,13 @@ class _FamilyFronts:
     def at(self, saving: Floats, counts: Floats) -> tuple[Floats, Floats]:
         """(loss per token [draws], pull of each document on it [draws, documents]) at ``saving`` [draws]."""
         mixed, sheet = mix_to_saving(self.corners, self.savings, saving), self.sheet
-        loss = mixed.expectation_per_draw(self.losses)
+        loss = mixed.expectation_of_resampled_values(self.losses)
         tokens, full = counts @ sheet.tokens, counts @ sheet.flops[:, 0]
-        lost = mixed.expectation(sheet.loss.T) - loss[:, None] * sheet.tokens
-        spent = mixed.expectation(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
+        lost = mixed.expectation_of_point_values(sheet.loss.T) - loss[:, None] * sheet.tokens
+        spent = mixed.expectation_of_point_values(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
         return loss, lost / tokens[:, None] + (self.slope(mixed) / full)[:, None] * spent
 
-    def slope(self, mixed: MixtureDraws) -> Floats:
+    def slope(self, mixed: BootstrapMixtures) -> Floats:
         """[draws] slope of the front between the two points of each mixture; 0 for a single point."""
         draw = np.arange(len(self.savings))
         (less, more), (lost, more_lost) = (
@@ -298,7 +298,7 @@ def _selection_estimate(
     # A sample without spread has an infinite t, as in ``rates.mean_rate``.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    estimate = studentised_estimate(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
+    estimate = estimate_from_bootstrap_t_values(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
     return replace(estimate, method=f"{estimate.method}, of selection and evaluation")
 
 
@@ -355,7 +355,7 @@ def _savings_at_loss(
 ) -> Floats:
     """[draws] savings at a loss of ``most``, for samples with these counts [draws, documents]."""
     return largest_savings_within_loss(
-        lower_hull_corners(*before.resampled_savings_and_losses(before_counts)),
+        mark_lower_hull_corners(*before.resampled_savings_and_losses(before_counts)),
         *judged.resampled_savings_and_losses(judged_counts),
         most,
     )

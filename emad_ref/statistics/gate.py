@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from emad_ref.statistics.goldens import MACHINE_BOUND, RecordedOutcome
+from emad_ref.statistics.goldens import MACHINE_BOUND, AcceptedOutcomes
 from emad_ref.statistics.number_format import format_quantity, format_requirement
 from emad_ref.statistics.verdicts import Claim, Outcome, Verdict
 
@@ -46,7 +46,7 @@ def format_claim_names(ids: Sequence[str], register: Mapping[str, Claim]) -> str
     return " and ".join(named)
 
 
-def format_measurement(claim: Mapping[str, Any]) -> str:
+def format_measurement_and_requirement(claim: Mapping[str, Any]) -> str:
     """``found … ; needs at most …``; without an estimate, the reason for its absence.
 
     A check without a threshold that falsified the claim counts what it compared: its reason is the result.
@@ -102,42 +102,46 @@ class GateOptions:
 
 
 @dataclass(frozen=True)
-class GateResult:
+class GateMessages:
     """Effect of a verdict. ``failure`` and ``warning`` are messages of a few lines, empty without one."""
 
     failure: str = ""
     warning: str = ""
 
 
-def apply_gate(verdict: Verdict, claim: Claim, gating: GateOptions, expected: RecordedOutcome | None) -> GateResult:
+def build_gate_messages(
+    verdict: Verdict, claim: Claim, gating: GateOptions, expected: AcceptedOutcomes | None
+) -> GateMessages:
     """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates.
 
     ``expected`` is the record, None without one. Rows on time and energy never have one.
     """
     message = describe_verdict(verdict, claim)
     if verdict.verdict in UNDECIDED and claim.requires in gating.require:
-        return GateResult(f"{message}\n--emad-require {claim.requires} asks for a decision.")
+        return GateMessages(f"{message}\n--emad-require {claim.requires} asks for a decision.")
     if gating.gate == "known":
         if expected is not None and verdict.verdict not in expected.outcomes:
-            return GateResult(f"{message}\nThe verdict on record is {expected.label}: gate known fails on any change.")
+            return GateMessages(
+                f"{message}\nThe verdict on record is {expected.label}: gate known fails on any change."
+            )
         if expected is None and "golden" in gating.require and claim.requires not in MACHINE_BOUND:
-            return GateResult(f"{message}\nNo verdict is on record for it, and golden is required.")
-        return GateResult()
+            return GateMessages(f"{message}\nNo verdict is on record for it, and golden is required.")
+        return GateMessages()
     if not verdict.gate:
-        return GateResult()
+        return GateMessages()
     if verdict.verdict == "falsified":
-        return GateResult(f"{message}\nThis row gates.")
+        return GateMessages(f"{message}\nThis row gates.")
     if verdict.verdict == "inconclusive":
         if gating.inconclusive == "fail":
-            return GateResult(f"{message}\nThis row gates, and --emad-inconclusive fail is set.")
-        return GateResult(warning=message)
-    return GateResult()
+            return GateMessages(f"{message}\nThis row gates, and --emad-inconclusive fail is set.")
+        return GateMessages(warning=message)
+    return GateMessages()
 
 
 def describe_verdict(verdict: Verdict, claim: Claim) -> str:
     """The summary's line as a message: claim and outcome, measured and required value, then the reason."""
     data = verdict.to_json()
-    result, why = format_measurement(data), verdict.reason if verdict.estimate is not None else ""
+    result, why = format_measurement_and_requirement(data), verdict.reason if verdict.estimate is not None else ""
     result = "" if result in why else result  # holds a check's reason
     lines = [
         format_claim_heading(data, claim_title(data, {claim.id: claim})),

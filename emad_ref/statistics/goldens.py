@@ -7,7 +7,8 @@
        "options": "", "seeds": {"0": "survived", "1": "survived", "2": "survived"}, "verdict": "survived"}]}
 
 ``model``    the fingerprint of the weights, or a name without weights; ``name`` is for readers of the diff.
-``options``  other departures from the defaults that may change a verdict, "" for none (``list_register_changes``).
+``options``  other departures from the defaults that may change a verdict, "" for none
+(``list_changes_from_shipped_register``).
 ``seeds``    the outcome of each seed.
 ``verdict``  the common outcome of three or more seeds, ``seed-dependent`` if they differ, ``unsettled`` if fewer agree
              so far.
@@ -63,7 +64,7 @@ class DamagedGolden(EmadError):
 
 
 @dataclass(frozen=True)
-class RunConditions:
+class RunSeedBudgetOptions:
     """Conditions common to all verdicts of a run that may change one."""
 
     seed: int
@@ -71,7 +72,9 @@ class RunConditions:
     options: str = ""
 
 
-def list_register_changes(register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()) -> list[str]:
+def list_changes_from_shipped_register(
+    register: Mapping[str, Claim], gate_claims: frozenset[str] = frozenset()
+) -> list[str]:
     """Differences of the rows in force from the shipped ones: thresholds and gates.
 
     Gates count because they share Holm's correction.
@@ -92,7 +95,7 @@ def list_register_changes(register: Mapping[str, Claim], gate_claims: frozenset[
 
 
 @dataclass(frozen=True)
-class RecordedOutcome:
+class AcceptedOutcomes:
     """``outcomes`` that are no change; ``label``: their name in messages."""
 
     outcomes: frozenset[str]
@@ -105,8 +108,8 @@ class KnownVerdicts:
 
     entries: tuple[Entry, ...] = field(default=())
 
-    def find_outcome(self, key: Mapping[str, str], seed: int) -> RecordedOutcome | None:
-        """The record for a run of ``seed``, or None. ``key``: as ``verdict_key``."""
+    def find_outcome(self, key: Mapping[str, str], seed: int) -> AcceptedOutcomes | None:
+        """The record for a run of ``seed``, or None. ``key``: as ``verdict_key_fields``."""
         for entry in self.entries:
             if (
                 all(entry[part] == key[part] for part in KEY)
@@ -116,14 +119,14 @@ class KnownVerdicts:
         return None
 
 
-def _recorded_outcome(entry: Entry, seed: int) -> RecordedOutcome | None:
+def _recorded_outcome(entry: Entry, seed: int) -> AcceptedOutcomes | None:
     seeds: Mapping[str, str] = entry["seeds"]
     if entry["verdict"] == SEED_DEPENDENT:
-        return RecordedOutcome(frozenset(seeds.values()), f"{SEED_DEPENDENT} ({_by_outcome(seeds)})")
+        return AcceptedOutcomes(frozenset(seeds.values()), f"{SEED_DEPENDENT} ({_by_outcome(seeds)})")
     if entry["verdict"] == UNSETTLED and str(seed) not in seeds:
         return None
     (outcome,) = set(seeds.values())
-    return RecordedOutcome(frozenset({outcome}), outcome)
+    return AcceptedOutcomes(frozenset({outcome}), outcome)
 
 
 def _by_outcome(seeds: Mapping[str, str]) -> str:
@@ -132,7 +135,7 @@ def _by_outcome(seeds: Mapping[str, str]) -> str:
     return "; ".join(f"{o}: seed {', '.join(seed for seed in ordered if seeds[seed] == o)}" for o in outcomes)
 
 
-def verdict_key(claim: str, model: str, corpus: str, run: RunConditions) -> dict[str, str]:
+def verdict_key_fields(claim: str, model: str, corpus: str, run: RunSeedBudgetOptions) -> dict[str, str]:
     """The key of a verdict's entry. ``model``: the fingerprint, or the name without weights."""
     return {"claim": claim, "model": model, "corpus": corpus, "budget": run.budget, "options": run.options}
 
@@ -151,7 +154,7 @@ def summarise_seed_outcomes(seeds: Mapping[str, str]) -> str:
     return outcomes.pop() if len(seeds) >= AGREEING else UNSETTLED
 
 
-def with_verdict_entry(
+def updated_verdict_entries_and_change(
     entries: Sequence[Entry], key: Mapping[str, str], name: str, seed: int, outcome: str
 ) -> tuple[list[Entry], Change]:
     """``entries`` with the outcome of ``seed`` added or replaced; sorted, so that a diff shows nothing else."""
@@ -174,7 +177,7 @@ def find_golden_folder() -> Path | None:
     return next((folder for folder in (root / "pytest_emad" / "golden", root / "golden") if folder.is_dir()), None)
 
 
-def load_known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
+def load_known_verdicts_from_folders(folders: Sequence[Path]) -> KnownVerdicts:
     """All ``verdicts.json`` of ``folders``, earlier folders first.
 
     Raises:
@@ -183,7 +186,7 @@ def load_known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
     return KnownVerdicts(tuple(entry for folder in folders for entry in read_verdict_entries(folder)))
 
 
-def require_known_verdicts(folders: Sequence[Path]) -> None:
+def require_known_verdicts_file(folders: Sequence[Path]) -> None:
     """Raise DamagedGolden if a run that compares with the record finds none."""
     if not any((folder / VERDICTS).exists() for folder in folders):
         looked = ", ".join(str(folder / VERDICTS) for folder in folders) or "no folder of goldens"
@@ -197,7 +200,7 @@ def read_verdict_entries(folder: Path) -> list[Entry]:
     """Entries of ``folder`` under this schema; empty without a file, or with one of another schema.
 
     Raises:
-        DamagedGolden: as ``load_known_verdicts``.
+        DamagedGolden: as ``load_known_verdicts_from_folders``.
     """
     path = folder / VERDICTS
     stored = read_verdict_file(path)
@@ -272,31 +275,33 @@ def load_golden_json(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class RecordComparison:
+class VerdictRecordComparison:
     """One verdict and its record; ``why``: reason why no entry applies to it."""
 
     verdict: Verdict
-    expected: RecordedOutcome | None
+    expected: AcceptedOutcomes | None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only, as ``format_comparison_summary`` reads them."""
-        expectation = None if self.expected is None else self.expected.label
+        expectation_of_point_values = None if self.expected is None else self.expected.label
         changed = self.expected is not None and self.verdict.verdict not in self.expected.outcomes
         return {
             "claim": self.verdict.id,
             "model": self.verdict.model,
-            "expected": expectation,
+            "expected": expectation_of_point_values,
             "changed": changed,
             "why": self.why,
         }
 
 
-def compare_with_record(row: Claim, verdict: Verdict, expected: RecordedOutcome | None) -> RecordComparison:
+def compare_verdict_with_record(
+    row: Claim, verdict: Verdict, expected: AcceptedOutcomes | None
+) -> VerdictRecordComparison:
     """Compare ``verdict`` with the record."""
     if row.requires in MACHINE_BOUND:
-        return RecordComparison(verdict, None, OF_THE_MACHINE)
-    return RecordComparison(verdict, expected, "" if expected else UNRECORDED)
+        return VerdictRecordComparison(verdict, None, OF_THE_MACHINE)
+    return VerdictRecordComparison(verdict, expected, "" if expected else UNRECORDED)
 
 
 MOST_TITLED = 4  # most claims of a list with titles; a longer list shows only ids
@@ -305,7 +310,7 @@ MOST_TITLED = 4  # most claims of a list with titles; a longer list shows only i
 def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Summary lines: verdicts compared, and those not compared with the reason.
 
-    ``rows``: as from ``RecordComparison.to_json``.
+    ``rows``: as from ``VerdictRecordComparison.to_json``.
     """
     register = load_register()
 
@@ -331,7 +336,7 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def no_comparison_reason(rows: Sequence[Mapping[str, Any]]) -> str:
+def no_comparison_failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
     """Reason why a run without comparisons fails; empty if it compared some, or judged no claim."""
     if not rows or any(row["expected"] is not None for row in rows):
         return ""
@@ -448,13 +453,13 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
     The file is read, changed and written under a lock: runs of several seeds may record at once.
 
     Args:
-        key: ``goldens.verdict_key``; ``name``: the model's, for readers.
+        key: ``goldens.verdict_key_fields``; ``name``: the model's, for readers.
 
     Raises:
         DamagedGolden: the file cannot be read, or is of another schema; it stays unchanged.
     """
     with _folder_lock(folder):
-        entries, change = with_verdict_entry(read_entries_for_update(folder), key, name, seed, outcome)
+        entries, change = updated_verdict_entries_and_change(read_entries_for_update(folder), key, name, seed, outcome)
         if change != "unchanged":
             write_atomically(folder / VERDICTS, _to_text({"schema": SCHEMA, "verdicts": entries}))
     return change

@@ -15,7 +15,8 @@ rules bind every claim:
 - ``outcome_and_deciding_leg`` is the only place where legs become a row.
 
 Intervals are two-sided 95 % and not corrected. A leg with its interval entirely on the wrong side of the threshold may
-still be inconclusive among many; its reason explains that. Identities have no interval (``judge_within_tolerance``):
+still be inconclusive among many; its reason explains that. Identities have no interval
+(``verdict_from_errors_and_tolerance``):
 they compare numbers exactly, with no sample and one largest honest difference.
 """
 
@@ -250,7 +251,7 @@ def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline
 _ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
 
 
-def verdict_with_worst_legs(verdict: Verdict, limit: int) -> Verdict:
+def limit_verdict_to_worst_legs(verdict: Verdict, limit: int) -> Verdict:
     """``verdict`` with only its ``limit`` worst legs; n and reason give the number judged."""
     judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
     worst = sorted(
@@ -261,7 +262,7 @@ def verdict_with_worst_legs(verdict: Verdict, limit: int) -> Verdict:
     return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:limit]))
 
 
-def build_report_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
+def build_measured_estimate_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
     """Make a leg that only reports an estimate, with a ``threshold`` for display if there is one."""
     note = _join_reasons(reason, estimate.note)
     return Leg(
@@ -301,7 +302,9 @@ def judge_against_threshold(
 judge_side = judge_against_threshold  # its earlier name, for users' code
 
 
-def judge_within_tolerance(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
+def verdict_from_errors_and_tolerance(
+    claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float
+) -> Verdict:
     """Verdict on differences that must be within ``tolerance``; one leg per entry of ``errors``.
 
     Args:

@@ -85,7 +85,7 @@ def format_percent(share: float | None, form: str = "+z.2f") -> str:
     return f"{100 * share:.4g} %" if abs(share) >= VAST else f"{100 * share:{form}} %"
 
 
-def format_reduction(reduction: float | None) -> str:
+def format_reduction_as_change(reduction: float | None) -> str:
     """A reduction as a change: 0.2 reads ``-20.0 %``."""
     return ABSENT if reduction is None else format_percent(-reduction, "+z.1f")
 
@@ -100,12 +100,12 @@ def format_digits(x: float | None, form: str = "z.4g") -> str:
     return ABSENT if x is None else f"{x:{form}}"
 
 
-def format_count(n: int | None) -> str:
+def format_count_or_dash(n: int | None) -> str:
     """A count of units; None is a dash."""
     return f"{n:,}" if n else ABSENT
 
 
-def format_change(before: float | None, after: float | None, form: str = "z.4g") -> str:
+def format_before_and_after(before: float | None, after: float | None, form: str = "z.4g") -> str:
     """``2.056 → 2.058``; a dash if neither is known."""
     return (
         ABSENT if before is None and after is None else f"{format_digits(before, form)} → {format_digits(after, form)}"

@@ -26,7 +26,7 @@ from emad_ref.statistics.estimate import (
     Estimate,
     ThresholdDistance,
     estimate_near_identical_units,
-    pvalue_with_rare_units,
+    pvalue_with_unseen_units,
 )
 from emad_ref.statistics.units import (
     ByDocument,
@@ -73,7 +73,7 @@ def draw_document_counts(documents: int, resamples: int, rng: np.random.Generato
     return counts
 
 
-def linearised_ratio(x: Floats, weight: Floats) -> tuple[float, Floats, float]:
+def ratio_residuals_and_standard_error(x: Floats, weight: Floats) -> tuple[float, Floats, float]:
     """Σ ``x`` / Σ ``weight`` of two or more documents, z_i = x_i − θ̂ n_i [documents], and the standard error."""
     n, total = len(x), float(weight.sum())
     value = float(x.sum()) / total
@@ -81,7 +81,7 @@ def linearised_ratio(x: Floats, weight: Floats) -> tuple[float, Floats, float]:
     return value, z, math.sqrt(n / (n - 1) * float(z @ z)) / total
 
 
-def studentised_bootstrap(
+def studentised_bootstrap_estimate(
     x: Floats,
     weight: Floats,
     draws: Floats,
@@ -98,7 +98,7 @@ def studentised_bootstrap(
     ``counted``: the effective number of documents; ``worst``: as in ``mean_rate``.
     """
     sample_size = draws[0].sum()
-    value, z, error = linearised_ratio(x, weight)
+    value, z, error = ratio_residuals_and_standard_error(x, weight)
     # Written about θ̂ (δ = θ* − θ̂, z* = z − δn) because Σx² − 2θΣxn + θ²Σn² cancels badly.
     drawn_total = draws @ weight
     shift = (draws @ z) / drawn_total
@@ -107,7 +107,9 @@ def studentised_bootstrap(
     # A sample without spread has an infinite t: so few differing documents bound nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    estimate = studentised_estimate(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
+    estimate = estimate_from_bootstrap_t_values(
+        value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun
+    )
     gap, mean, equal = threshold - value, float(weight.mean()), 2 * counted > len(x)
     if worst is None or error == 0:
         return replace(estimate, n=counted, distance=ThresholdDistance(gap, error, worst, equal=equal))
@@ -124,13 +126,13 @@ def studentised_bootstrap(
     return replace(
         estimate,
         n=counted,
-        p_above=max(estimate.p_above, pvalue_with_rare_units(above, -gap, best, counted)),
-        p_below=max(estimate.p_below, pvalue_with_rare_units(below, gap, worst, counted)),
+        p_above=max(estimate.p_above, pvalue_with_unseen_units(above, -gap, best, counted)),
+        p_below=max(estimate.p_below, pvalue_with_unseen_units(below, gap, worst, counted)),
         distance=ThresholdDistance(gap, error, worst, equal=equal),
     )
 
 
-def studentised_estimate(
+def estimate_from_bootstrap_t_values(
     value: float, error: float, t: Floats, n: int, *, threshold: float, unit: str, noun: str, level: float = 0.95
 ) -> Estimate:
     """Estimate with a standard error: the wider of bootstrapped ``t`` [samples], sorted, and Student's."""
@@ -175,7 +177,7 @@ def estimate_perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold even if this sample lacks a few outlying documents (``pvalue_with_rare_units``): twice as
+    Both p-values hold even if this sample lacks a few outlying documents (``pvalue_with_unseen_units``): twice as
     far away as the farthest observed one, and for losses at least ``RUINED_NATS`` per token. A sample without the heavy
     documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
     documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
@@ -275,7 +277,7 @@ def mean_rate(
     common, apart = _common_rate(x, weight)
     differing = int(np.count_nonzero(apart))
     if differing < FEWEST_DIFFERING and 2 * differing < n:
-        value, _, error = linearised_ratio(x, weight)
+        value, _, error = ratio_residuals_and_standard_error(x, weight)
         away = float(np.abs(apart).max()) / float(weight.mean())
         few = {"threshold": threshold, "level": level, "worst": worst or 0.0}
         estimate = estimate_near_identical_units(
@@ -290,7 +292,7 @@ def mean_rate(
         draws = draw_document_counts(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:
         raise BadArgument("draws", draws.shape, f"shape [resamples, {n}]", "draw them for this number of documents")
-    estimate = studentised_bootstrap(
+    estimate = studentised_bootstrap_estimate(
         x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun, counted=counted, worst=worst
     )
     return replace(estimate, note=note)

@@ -142,7 +142,7 @@ class TimingInterruptions:
         return struck > 0 and float(stats.binomtest(self.interruptions_per_arm[0], struck).pvalue) < OWN
 
     @property
-    def machine_caused_by_arm(self) -> tuple[bool, bool]:
+    def machine_causes_per_arm(self) -> tuple[bool, bool]:
         """Whether the machine explains the interruptions of ``a`` and of ``b``.
 
         It does if an arm has at most one standard deviation more of them than the other.
@@ -151,7 +151,7 @@ class TimingInterruptions:
         return 0 < a <= b + math.sqrt(b), 0 < b <= a + math.sqrt(a)
 
     @property
-    def counted_pair_masks(self) -> tuple[Bools, Bools, Bools]:
+    def masks_for_ratio_and_bounds(self) -> tuple[Bools, Bools, Bools]:
         """[pairs] that count for the ratio, for showing it above a threshold, and for showing it below.
 
         Slow pairs of ``a`` raise the ratio a / b, so dropping them makes it harder to show a high ratio. Slow pairs of
@@ -160,7 +160,7 @@ class TimingInterruptions:
         every = np.ones(len(self.a), dtype=np.bool_)
         if self.is_arm_specific or not self.interrupted_pairs.any():
             return every, every, every
-        machine_a, machine_b = self.machine_caused_by_arm
+        machine_a, machine_b = self.machine_causes_per_arm
         rest = ~self.interrupted_pairs
         if machine_a and machine_b:
             return rest, rest, rest
@@ -177,7 +177,7 @@ class TimingInterruptions:
         text = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
         if self.is_arm_specific:
             return f"{text}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
-        if all(self.machine_caused_by_arm):
+        if all(self.machine_causes_per_arm):
             return f"{text} and are set aside as interrupted; {ratio:.4g}× with them"
         return f"{text}: interrupted, or an arm that is slow at times"
 
@@ -261,7 +261,7 @@ def estimate_total_speedup(
     times. If both arms were struck about equally often, such pairs are set aside, and ``describe_treatment`` has the
     ratio of all. If one was struck significantly more often, the arm is slow and every pair counts. In between the
     times do not tell, and each side of the verdict drops the pairs that favour it
-    (``TimingInterruptions.counted_pair_masks``).
+    (``TimingInterruptions.masks_for_ratio_and_bounds``).
 
     Args:
         times_a: [pairs] seconds of the baseline, in the order in which they were taken.
@@ -279,7 +279,7 @@ def estimate_total_speedup(
     if np.abs(a - every * b).max() <= 8 * np.finfo(np.float64).eps * a.max():
         return _identical_ratio(every, n, threshold, level, unit)
     struck = find_interruptions(a, b)
-    counted, above_by, below_by = struck.counted_pair_masks
+    counted, above_by, below_by = struck.masks_for_ratio_and_bounds
     noise = measure_steadiness(a[~struck.interrupted_pairs], b[~struck.interrupted_pairs])
     low, high, above, below = _least_sure(times_a.select(above_by), times_b.select(above_by), noise, threshold, level)
     if below_by is not above_by:
@@ -453,14 +453,14 @@ class BatchSizeLimit:
     sweep: tuple[BatchSpeedup, ...]
 
     @property
-    def first_batch_without_gain(self) -> BatchSpeedup | None:
+    def first_insignificant_speedup(self) -> BatchSpeedup | None:
         """The smallest batch size at which the gain is not shown; None: it is shown at all of them."""
         return next((each for each in self.sweep if not each.is_significant), None)
 
     @property
     def larger_batches_with_gain(self) -> tuple[int, ...]:
         """Batch sizes beyond the crossing whose interval lies above 1."""
-        at = self.first_batch_without_gain
+        at = self.first_insignificant_speedup
         return (
             () if at is None else tuple(each.rows for each in self.sweep if each.rows > at.rows and each.is_significant)
         )
@@ -468,7 +468,7 @@ class BatchSizeLimit:
     @property
     def description(self) -> str:
         """One sentence on the batch size and ratio at which the gain vanishes, or that there was none, or no end."""
-        at, largest = self.first_batch_without_gain, self.sweep[-1]
+        at, largest = self.first_insignificant_speedup, self.sweep[-1]
         if at is None:
             return f"still faster at batch {largest.rows}: {largest.description}"
         first = at is self.sweep[0]

@@ -1,8 +1,8 @@
 """Units of resampling, as types: one entry per document, per item or per timed pair; mixing them is a type error.
 
 Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
-of windows becomes a column of documents through ``ByDocument.from_windows`` and in no other way. A column of items
-knows its dependent items: questions about one paragraph, repeats of one item.
+of windows becomes a column of documents through ``ByDocument.from_summed_windows`` and in no other way. A column of
+items knows its dependent items: questions about one paragraph, repeats of one item.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ByDocument(Units):
     """One entry per document: its windows are summed.
 
     ``number`` int64 [documents]: id of each document, all different. Windows know their document, and become documents
-    only through ``from_windows``; uncut documents are ``ByDocument.from_whole_documents``.
+    only through ``from_summed_windows``; uncut documents are ``ByDocument.from_whole_documents``.
 
     Raises:
         BadArgument: two entries of one document; another count of numbers than of entries.
@@ -76,7 +76,9 @@ class ByDocument(Units):
         if len(np.unique(self.number)) < len(self.number):
             entries, documents = len(self.number), len(np.unique(self.number))
             expected = f"one entry for each of {documents} documents"
-            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.from_windows")
+            raise BadArgument(
+                "number", f"{entries} entries", expected, "sum windows first: ByDocument.from_summed_windows"
+            )
 
     @classmethod
     def from_whole_documents(cls, values: NDArray[Any]) -> ByDocument:
@@ -84,11 +86,11 @@ class ByDocument(Units):
         return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
     @classmethod
-    def from_windows(cls, values: NDArray[Any], document: DocumentMembership) -> ByDocument:
+    def from_summed_windows(cls, values: NDArray[Any], document: DocumentMembership) -> ByDocument:
         """Sums of ``values`` [n, …] within each document, in the order of their numbers.
 
         >>> windows = DocumentMembership(np.array([0, 0, 4]))
-        >>> found = ByDocument.from_windows(np.array([2.0, 3.0, 4.0]), windows)
+        >>> found = ByDocument.from_summed_windows(np.array([2.0, 3.0, 4.0]), windows)
         >>> found.values, found.number
         (array([5., 4.]), array([0, 4]))
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, get_args
 
 from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
-from emad_ref.extensions import list_register_files
+from emad_ref.extensions import list_claim_register_paths
 from emad_ref.files import read_toml
 from emad_ref.statistics import number_format
 
@@ -210,7 +210,7 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
             message names file, row and field.
     """
     register = dict(_shipped_rows())
-    for file in list_register_files():
+    for file in list_claim_register_paths():
         for name, row in read_toml(file, "claims file").items():
             register[name] = _extension_row(name, row, file, register)
     if path is None:

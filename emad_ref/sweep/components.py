@@ -6,10 +6,10 @@
     K/V         exact, computed above a free exit when a deeper token needs it | copied from the exit state
 
 Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
-free depth is replayed with exact states and charged as if copied (``oracles.flops_with_fill_cost``), which ignores the
-loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V they are charged in
-full. Each combination's parameter maximises the net saving with a rise of perplexity of at most ``level`` on the
-selection split; another split judges it.
+free depth is replayed with exact states and charged as if copied (``oracles.sequence_flops_with_fill_cost``), which
+ignores the loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V they
+are charged in full. Each combination's parameter maximises the net saving with a rise of perplexity of at most
+``level`` on the selection split; another split judges it.
 
 Criteria decide exits on one readout, at the same probes and by one threshold for all of them. They are the signals with
 ``criterion`` in their row of ``signals``, among them:
@@ -38,15 +38,15 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats
-from emad_ref.replay import replay_all
+from emad_ref.replay import iterate_point_replays
 from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, signals_in_sweep
-from emad_ref.sweep.losses import PointColumns, perplexity_rises, point_columns
+from emad_ref.sweep.losses import PointColumnsBySequence, perplexity_rises, replay_points_to_columns
 from emad_ref.sweep.oracle_savings import (
     FINEST_THRESHOLD,
     FREE_DEPTH,
     JUDGED_RISE,
     columns_with_fill_cost,
-    oracle_point,
+    oracle_divergence_point,
     space_thresholds,
     with_oracle_signal,
 )
@@ -55,7 +55,9 @@ CRITERION_THRESHOLDS = 64  # thresholds of each criterion
 FIRST_COMPARED = 2  # the first layer with a lower layer to compare with
 
 
-def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH) -> OperatingPoint:
+def no_exit_saturation_operating_point(
+    layers: int, lens: str | None = None, schedule: ScheduleName = FREE_DEPTH
+) -> OperatingPoint:
     """The saturation rule at every layer, never firing, for ``take_trace(rules=…)``."""
     probes = required_layers(SATURATION.name, FIRST_COMPARED, layers)
     return OperatingPoint(
@@ -72,7 +74,7 @@ def saturation_point(layers: int, lens: str | None = None, schedule: ScheduleNam
     )
 
 
-def restrict_trace_and_gate(
+def restrict_trace_gate_to_probes(
     trace: Trace, gate: EntropyEstimator, fitted: Sequence[int], probes: Sequence[int]
 ) -> tuple[Trace, EntropyEstimator]:
     """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
@@ -103,14 +105,14 @@ def points_by_criterion(
 ) -> dict[str, list[OperatingPoint]]:
     """Each criterion at up to ``count`` thresholds, from one that few tokens reach to one that all reach.
 
-    ``gate``: as from ``restrict_trace_and_gate`` for these probes; None: left out. Saturation is left out if the trace
-    does not record it, and decides only at probes with a layer below them.
+    ``gate``: as from ``restrict_trace_gate_to_probes`` for these probes; None: left out. Saturation is left out if the
+    trace does not record it, and decides only at probes with a layer below them.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last; a gate that ``trace`` does not record.
     """
     layers, lens = trace.layers, trace.lens
-    saturated = saturation_point(layers, lens, schedule)
+    saturated = no_exit_saturation_operating_point(layers, lens, schedule)
     families = {}
     for signal in signals_in_sweep("criterion"):
         if signal is SATURATION:
@@ -151,7 +153,7 @@ Split = Literal["chosen", "judged"]
 Criterion = Literal["profile", "gate", "oracle"]
 Depth = Literal["falling", "free"]
 Kept = Literal["exact", "as if copied", "copied"]
-Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumns]
+Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumnsBySequence]
 
 COMBINATION_SETTINGS = 48  # settings of each parameter
 TRIES = 5  # decoded settings of copied K and V, ever stricter, to find one within the level
@@ -164,7 +166,7 @@ SCHEDULES: dict[tuple[Depth, Kept], ScheduleName] = {
 
 
 @dataclass(frozen=True, eq=False)
-class ReadoutTraces:
+class SingleReadoutTraces:
     """Traces through one readout: selection and judged text, and its calibration.
 
     ``profile``: of calibration text; all combinations use its probes. ``gate``: at those probes, recorded in both
@@ -207,7 +209,7 @@ class TunedCombination:
 
     way: ComponentCombination
     point: OperatingPoint
-    columns: PointColumns
+    columns: PointColumnsBySequence
 
     @property
     def net_saving(self) -> float:
@@ -217,7 +219,7 @@ class TunedCombination:
 
 
 @dataclass(frozen=True, eq=False)
-class ExchangeResult:
+class SingleComponentExchange:
     """``part`` exchanged alone: ``after`` differs from ``before`` only in it.
 
     ``back``: from the best combination to EMAD's.
@@ -229,15 +231,15 @@ class ExchangeResult:
     back: bool
 
 
-def exchange_components(
-    own: ReadoutTraces,
-    lens: ReadoutTraces,
+def exchange_each_component(
+    own: SingleReadoutTraces,
+    lens: SingleReadoutTraces,
     geometry: Geometry,
     *,
     level: float = JUDGED_RISE,
     count: int = COMBINATION_SETTINGS,
     decoded: Decoded | None = None,
-) -> list[ExchangeResult]:
+) -> list[SingleComponentExchange]:
     """Exchange every part from EMAD as published, and every part of the best combination back.
 
     Without a gate of the own head its single exchange, and the readout's way back, use the oracle on both sides.
@@ -271,9 +273,9 @@ def exchange_components(
     if decoded is not None:
         further.append(("K/V, truly copied", BEST, replace(BEST, kept="copied")))
     return [
-        *(ExchangeResult(part, at(PUBLISHED), at(way), False) for part, way in alone),
-        *(ExchangeResult(part, at(before), at(after), True) for part, before, after in back),
-        *(ExchangeResult(part, at(before), at(after), False) for part, before, after in further),
+        *(SingleComponentExchange(part, at(PUBLISHED), at(way), False) for part, way in alone),
+        *(SingleComponentExchange(part, at(before), at(after), True) for part, before, after in back),
+        *(SingleComponentExchange(part, at(before), at(after), False) for part, before, after in further),
     ]
 
 
@@ -282,7 +284,7 @@ def exchange_components(
 
 def _tuned_combination(
     way: ComponentCombination,
-    readout: ReadoutTraces,
+    readout: SingleReadoutTraces,
     geometry: Geometry,
     level: float,
     count: int,
@@ -293,7 +295,10 @@ def _tuned_combination(
         with_oracle_signal(trace) if way.criterion == "oracle" else trace for trace in (readout.chosen, readout.judged)
     ]
     chosen, judged = (_combination_columns(way, trace, geometry, points) for trace in traces)
-    every, tokens = [full_depth(readout.chosen.layers), *points], readout.chosen.sequence_lengths.astype(np.float64)
+    every, tokens = (
+        [full_depth(readout.chosen.layers), *points],
+        readout.chosen.n_decided_by_sequence.astype(np.float64),
+    )
     at = _best_within(chosen, tokens, level)
     if way.kept != "copied" or at == 0:
         return TunedCombination(way, every[at], _column_pair(judged, judged, at))
@@ -307,16 +312,16 @@ def _tuned_combination(
 
 def _combination_columns(
     way: ComponentCombination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
-) -> PointColumns:
+) -> PointColumnsBySequence:
     """Columns by replay, full depth first; for copied K and V with the losses of exact ones, to start the search."""
     every = [full_depth(trace.layers), *points]
     if way.kept == "exact":
-        return point_columns(trace, geometry, every)
+        return replay_points_to_columns(trace, geometry, every)
     exact = [point if point.has_fixed_depth else replace(point, schedule=FREE_DEPTH) for point in every]
-    return columns_with_fill_cost(trace, geometry, replay_all(trace, exact))
+    return columns_with_fill_cost(trace, geometry, iterate_point_replays(trace, exact))
 
 
-def _combination_points(way: ComponentCombination, readout: ReadoutTraces, count: int) -> list[OperatingPoint]:
+def _combination_points(way: ComponentCombination, readout: SingleReadoutTraces, count: int) -> list[OperatingPoint]:
     """Points of the combination's parameter on this readout, strict first."""
     schedule, profile, trace = SCHEDULES[way.depth, way.kept], readout.profile, readout.chosen
     if way.criterion == "gate":
@@ -325,7 +330,10 @@ def _combination_points(way: ComponentCombination, readout: ReadoutTraces, count
     if way.criterion == "oracle":
         root_divergence = np.sqrt(trace.divergence()[:, [probe - 1 for probe in profile.probes]])
         settings = space_thresholds(root_divergence, count)
-        return [replace(oracle_point(trace, float(setting), profile.probes), schedule=schedule) for setting in settings]
+        return [
+            replace(oracle_divergence_point(trace, float(setting), profile.probes), schedule=schedule)
+            for setting in settings
+        ]
     return [
         replace(profile.point(float(margin)), schedule=schedule, lens=trace.lens)
         for margin in _margin_settings(trace, profile, count)
@@ -345,15 +353,15 @@ def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
     return margins
 
 
-def _best_within(columns: PointColumns, tokens: Floats, level: float) -> int:
+def _best_within(columns: PointColumnsBySequence, tokens: Floats, level: float) -> int:
     """Index of the point with the largest net saving within ``level``; 0, full depth, if none saves work."""
     spent = np.where(perplexity_rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
     return int(np.argmin(spent))
 
 
-def _column_pair(first: PointColumns, second: PointColumns, at: int) -> PointColumns:
+def _column_pair(first: PointColumnsBySequence, second: PointColumnsBySequence, at: int) -> PointColumnsBySequence:
     """Column 0 of ``first`` and column ``at`` of ``second``."""
-    return PointColumns(
+    return PointColumnsBySequence(
         *(
             np.stack([getattr(first, name)[:, 0], getattr(second, name)[:, at]], axis=1)
             for name in ("nll_nats", "wrong", "flops", "depth")

@@ -1,8 +1,10 @@
 """Diagnostics of a point: readouts, estimators and depth, reported with the verdicts.
 
-``input_echo_rate``               share of tokens whose top-1 after layer ℓ is the input token: a tied unembedding gives
+``input_echo_rate_by_layer``               share of tokens whose top-1 after layer ℓ is the input token: a tied
+unembedding gives
                                   this for a state that is still its own embedding, with low entropy and no prediction
-``low_entropy_agreement_auroc``   AUROC of low entropy after layer ℓ for "top-1 is already the last layer's"; 0.5 is
+``entropy_agreement_auroc_by_layer``   AUROC of low entropy after layer ℓ for "top-1 is already the last layer's"; 0.5
+is
                                   chance
 ``compare_estimator``             agreement of an entropy estimator with the full softmax (claim EMAD-E4): Spearman's ρ,
                                   bias, RMSE after correction, recall@K, share of exit decisions that change
@@ -27,15 +29,15 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
-from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.replay import replay_depths
 from emad_ref.signals import SIGNALS
-from emad_ref.sweep.losses import tokens_before_depth
+from emad_ref.sweep.losses import tokens_before_depth_by_sequence
 
 
 @dataclass(frozen=True)
-class PositionRangeMeans:
+class DepthMeansInPositionRange:
     """Means over the ``tokens`` decided at positions ``first`` to ``last``, counted from 1; depths in layers."""
 
     first: int
@@ -46,13 +48,13 @@ class PositionRangeMeans:
     entropy_nats: float
 
 
-def input_echo_rate(trace: Trace) -> Floats:
+def input_echo_rate_by_layer(trace: Trace) -> Floats:
     """[L] share of tokens whose top-1 is the input token."""
     rates: Floats = (trace.top1 == trace.token[:, None]).mean(axis=0)
     return rates
 
 
-def low_entropy_agreement_auroc(trace: Trace) -> Floats:
+def entropy_agreement_auroc_by_layer(trace: Trace) -> Floats:
     """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN if all or none agree."""
     agrees = trace.top1 == trace.top1[:, -1:]
     return np.array([_auroc(agrees[:, layer], -trace.entropy_nats[:, layer]) for layer in range(trace.layers)])
@@ -73,30 +75,30 @@ def final_layer_agreement_rate(trace: Trace) -> Floats:
     return rates
 
 
-def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[PositionRangeMeans]:
+def depth_by_position_doubling(trace: Trace, point: OperatingPoint) -> list[DepthMeansInPositionRange]:
     """Rows for positions 1, 2, 3–4, 5–8, … with tokens: mean depths, and entropy of the last layer.
 
-    Depths as in ``monotone_and_free_depths``.
+    Depths as in ``replay_monotone_and_free_depths``.
     """
-    bound, free = monotone_and_free_depths(trace, point)
+    bound, free = replay_monotone_and_free_depths(trace, point)
     number = np.frexp(trace.position)[1]  # doubling of a position, counted from 0
     rows = []
     for doubling in np.unique(number).tolist():
         inside = number == doubling
         means = (float(values[inside].mean()) for values in (bound, free, trace.entropy_nats[:, -1]))
-        rows.append(PositionRangeMeans(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
+        rows.append(DepthMeansInPositionRange(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
     return rows
 
 
-def monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
+def replay_monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
     """[tokens] each: depth under the monotone schedule, and depth that may rise again."""
     bound, free = (replay_depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
     return bound, free
 
 
-def tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
+def median_tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
     """Median over sequences of decided tokens before depth is at the first probe; inf if most never are."""
-    return float(np.median(tokens_before_depth(trace, replay_depths(trace, point), point.probes[0])))
+    return float(np.median(tokens_before_depth_by_sequence(trace, replay_depths(trace, point), point.probes[0])))
 
 
 NO_RECALL: Mapping[EntropyEstimator, Sequence[float]] = {}
@@ -289,7 +291,9 @@ def layer_reliability(confidence: NDArray[np.floating], correct: Bools) -> list[
     ]
 
 
-def pruned_vocabulary_size(confidence: ConfidenceParameters, probe: int, vocabulary: int, certainty: float) -> int:
+def pruned_vocabulary_size_at_probe(
+    confidence: ConfidenceParameters, probe: int, vocabulary: int, certainty: float
+) -> int:
     """k at probe number ``probe``, for confidence ``certainty`` at the probe below.
 
     Probe 0 is the minimum layer, which keeps all. The adaptive k depends on the text; a narrowed vocabulary does not
@@ -298,11 +302,11 @@ def pruned_vocabulary_size(confidence: ConfidenceParameters, probe: int, vocabul
     if probe == 0:
         return vocabulary
     if confidence.shrink is not None:
-        return adaptive_vocabulary_size(vocabulary, confidence.shrink, certainty)
+        return vocabulary_size_at_confidence(vocabulary, confidence.shrink, certainty)
     return min(vocabulary, confidence.kept[probe - 1])
 
 
-def work_without_exit(
+def token_work_without_exit(
     point: OperatingPoint, geometry: Geometry, keys: int = 1, source_keys: int = 0, certainty: float = 1.0
 ) -> Work:
     """Work of one decided token that reads every probe of ``point`` and exits at the ceiling.
@@ -334,7 +338,7 @@ def work_without_exit(
             work.readout_rows[FULL_READOUT, layer - 1] = 1
             continue
         projection = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
-        k = pruned_vocabulary_size(confidence, probe, geometry.vocabulary, certainty)
+        k = pruned_vocabulary_size_at_probe(confidence, probe, geometry.vocabulary, certainty)
         work.readout_rows[SUBSET_READOUT, layer - 1] = 1
         work.readout_macs[SUBSET_READOUT, layer - 1] = k * geometry.embedding_width + projection
     return work

@@ -74,27 +74,27 @@ class LossTable:
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureDraws:
+class BootstrapMixtures:
     """One mixture per draw: point ``first`` with probability ``share``, else point ``second``; all [draws]."""
 
     first: Places
     second: Places
     share: Floats
 
-    def expectation(self, values: NDArray[Any]) -> Floats:
+    def expectation_of_point_values(self, values: NDArray[Any]) -> Floats:
         """[draws, …] expectation of ``values`` [points, …]."""
         share = self.share.reshape(-1, *(1,) * (values.ndim - 1))
         mixed: Floats = share * values[self.first] + (1 - share) * values[self.second]
         return mixed
 
-    def expectation_per_draw(self, values: Floats) -> Floats:
+    def expectation_of_resampled_values(self, values: Floats) -> Floats:
         """[draws] expectation of ``values`` [draws, points], by draw."""
         draw = np.arange(len(self.share))
         mixed: Floats = self.share * values[draw, self.first] + (1 - self.share) * values[draw, self.second]
         return mixed
 
 
-def lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
+def mark_lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
     """[draws, points] whether a point is a corner of the lower convex hull of (saving, loss) in each draw.
 
     The hull runs from full depth, the first point, to the point that saves most, always along the flattest line. Among
@@ -117,7 +117,7 @@ def lower_hull_corners(savings: Floats, losses: Floats) -> Bools:
         here = np.where(going, np.where(farthest, losses, np.inf).argmin(axis=1), here)
 
 
-def mix_to_saving(corners: Bools, savings: Floats, saving: Floats) -> MixtureDraws:
+def mix_to_saving(corners: Bools, savings: Floats, saving: Floats) -> BootstrapMixtures:
     """Mixture of the two ``corners`` [draws, points] nearest to ``saving`` [draws] on either side, with exactly it.
 
     ``savings`` [draws, points] of the split on which the mixture decodes; in each draw some corner must save that much.
@@ -131,11 +131,11 @@ def mix_to_saving(corners: Bools, savings: Floats, saving: Floats) -> MixtureDra
     assert np.isfinite(more).all(), "a saving that the corners do not reach"
     apart = more - less
     share = np.where(apart > 0, (more - saving) / np.where(apart > 0, apart, 1.0), 1.0)
-    return MixtureDraws(first, second, share)
+    return BootstrapMixtures(first, second, share)
 
 
 @dataclass(frozen=True, eq=False)
-class FrontMixture:
+class FrontMixtureByDocument:
     """Loss and cost of a mixture by document: ``loss``, ``flops`` [documents]; ``share`` is of the first point.
 
     ``name``: of both points with their shares, or of the single point.
@@ -169,7 +169,7 @@ class FamilyFront:
         """The largest saving of any corner."""
         return float(np.max(self.savings, where=self.corners, initial=0.0))
 
-    def mix_per_draw(self, saving: float) -> MixtureDraws:
+    def mix_corners_to_saving(self, saving: float) -> BootstrapMixtures:
         """The two corners and their shares that save exactly ``saving``.
 
         Raises:
@@ -181,13 +181,15 @@ class FamilyFront:
             )
         return mix_to_saving(self.corners[None], self.savings[None], np.array([saving]))
 
-    def mixture_at(self, saving: float) -> FrontMixture:
-        """The mixture that saves exactly ``saving``; raises as ``mix_per_draw``."""
-        mixed = self.mix_per_draw(saving)
-        (loss,), (flops,) = (mixed.expectation(values.T) for values in (self.sheet.loss, self.sheet.flops))
-        return FrontMixture(self.describe_mixture(mixed), float(mixed.share[0]), loss, flops)
+    def mixture_at(self, saving: float) -> FrontMixtureByDocument:
+        """The mixture that saves exactly ``saving``; raises as ``mix_corners_to_saving``."""
+        mixed = self.mix_corners_to_saving(saving)
+        (loss,), (flops,) = (
+            mixed.expectation_of_point_values(values.T) for values in (self.sheet.loss, self.sheet.flops)
+        )
+        return FrontMixtureByDocument(self.describe_mixture(mixed), float(mixed.share[0]), loss, flops)
 
-    def describe_mixture(self, mixed: MixtureDraws) -> str:
+    def describe_mixture(self, mixed: BootstrapMixtures) -> str:
         """e.g. ``38% full depth, 62% emad m=0.20``."""
         share: float = mixed.share[0]
         first, second = self.names[int(mixed.first[0])], self.names[int(mixed.second[0])]
@@ -199,12 +201,12 @@ class FamilyFront:
 def choose_front(names: Sequence[str], chosen_on: LossTable, judged_on: LossTable) -> FamilyFront:
     """Choose the front on one split, and measure it on another."""
     savings, losses = chosen_on.savings_and_losses
-    (corners,) = lower_hull_corners(savings[None], losses[None])
+    (corners,) = mark_lower_hull_corners(savings[None], losses[None])
     return FamilyFront(tuple(names), corners, judged_on)
 
 
 @dataclass(frozen=True)
-class RoutingRun:
+class RoutingShareAndScore:
     """One measured run of a pair: the share of tokens that the large model emitted, and the score, higher is better."""
 
     large_share: float
@@ -237,7 +239,7 @@ def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
     return tau
 
 
-def routing_front_indices(tried: Sequence[RoutingRun]) -> list[int]:
+def routing_front_indices(tried: Sequence[RoutingShareAndScore]) -> list[int]:
     """Indices of the upper hull of (share, score), by falling share: the best mixtures of the rules.
 
     Raises:
@@ -257,7 +259,7 @@ def routing_front_indices(tried: Sequence[RoutingRun]) -> list[int]:
     return hull
 
 
-def _is_above_line(first: RoutingRun, middle: RoutingRun, last: RoutingRun) -> bool:
+def _is_above_line(first: RoutingShareAndScore, middle: RoutingShareAndScore, last: RoutingShareAndScore) -> bool:
     """Whether ``middle`` is above the line from ``first`` to ``last``."""
     width = first.large_share - last.large_share
     line = last.score + (middle.large_share - last.large_share) / width * (first.score - last.score)
@@ -274,7 +276,7 @@ class RoutedTaskItems:
 
 
 @dataclass(frozen=True, eq=False)
-class RoutingMixture:
+class RoutingMixtureItemScores:
     """Items by rule number ``first`` with probability ``probability``, else by rule ``second``.
 
     ``score``  float64 [items] with the mixture's expected score at exactly the requested share as mean. It weighs an
@@ -291,7 +293,9 @@ class RoutingMixture:
     dealt: Floats
 
 
-def mix_rules(runs: Sequence[RoutedTaskItems], share: float, rng: np.random.Generator, near: int = 0) -> RoutingMixture:
+def mix_runs_to_large_share(
+    runs: Sequence[RoutedTaskItems], share: float, rng: np.random.Generator, near: int = 0
+) -> RoutingMixtureItemScores:
     """The mixture of two neighbours among ``runs``, of falling share, that leaves the large model exactly ``share``.
 
     With l tokens by the large model of e emitted, d_i = l_i − share · e_i: p solves p Σ d_A + (1 − p) Σ d_B = 0.
@@ -313,7 +317,7 @@ def mix_rules(runs: Sequence[RoutedTaskItems], share: float, rng: np.random.Gene
     score = p * one.right + (1 - p) * other.right
     rate = (one.right.mean() - other.right.mean()) / (d_one.mean() - d_other.mean())
     # their mean is 0 by the choice of p
-    return RoutingMixture(
+    return RoutingMixtureItemScores(
         k, k + 1, p, score - rate * (p * d_one + (1 - p) * d_other), _deal_items(one, other, d_one, d_other, rng)
     )
 

@@ -220,7 +220,7 @@ def _in_chunks(dial: ThresholdSweep, period: int) -> ThresholdSweep:
     return replace(dial, point=point, name=lambda setting, digits: f"{dial.name(setting, digits)}, chunks of {period}")
 
 
-def positional_points(layers: int) -> list[OperatingPoint]:
+def positional_depth_points(layers: int) -> list[OperatingPoint]:
     """Points with depth that depends only on position, falling to every floor within several numbers of tokens."""
     return [
         OperatingPoint(
@@ -256,7 +256,9 @@ def signal_quantile_points(
     Raises:
         BadArgument: a signal that the trace does not hold.
     """
-    column = calibration.signal_column(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(np.float64)
+    column = calibration.signal_at_every_layer(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(
+        np.float64
+    )
     called = signal.name.replace("_", " ")
 
     def point(share: float) -> OperatingPoint:
@@ -290,7 +292,7 @@ def point_families(
     ``saved``: saving of a point on the selection split (``grids.NetSavingFunction``).
     """
     layers, probes = profile.layers, profile.probes
-    positional = [point for point in positional_points(layers) if calibration.has_layers_for(point)]
+    positional = [point for point in positional_depth_points(layers) if calibration.has_layers_for(point)]
     matched = {} if profile.statistics is None else {"EMAD, quantile": entropy_quantile_points(profile, saved, count)}
     return {
         EMAD_FAMILY: margin_points(profile, saved, count),

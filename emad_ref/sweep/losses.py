@@ -32,15 +32,15 @@ from emad_ref.probes.tuned_lens import get_point_lens, get_point_translators, le
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import (
     ReplayResult,
-    compute_decode_flops,
+    compute_decode_flops_by_sequence,
     compute_decode_work,
+    compute_replayed_decode_work,
+    iterate_point_replays,
     replay,
-    replay_all,
-    replay_decode_work,
     sum_by_sequence,
 )
-from emad_ref.schedule.derived_work import compute_probe_costs, derive_flops
-from emad_ref.schedule.schedules import TokenPositions, get_schedule
+from emad_ref.schedule.derived_work import compute_probe_costs, derive_token_flops
+from emad_ref.schedule.schedules import TokenPositions, get_point_schedule
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 
 POSITIONS = ((1, 32), (33, 128), (129, None))
@@ -68,11 +68,11 @@ class PointLoss:
     accuracy: float
 
 
-def compute_point_loss(
+def compute_point_loss_from_replay(
     trace: Trace, geometry: Geometry, replayed: ReplayResult, reference: ReplayResult, full: Flops
 ) -> PointLoss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
-    mine = flops(replay_decode_work(trace, replayed), geometry)
+    mine = flops(compute_replayed_decode_work(trace, replayed), geometry)
     values = np.flatnonzero(replayed.depth_histogram)
     counts, tokens = replayed.depth_histogram[values], len(trace)
     return PointLoss(
@@ -102,12 +102,15 @@ def point_losses(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoi
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
     full = full_depth_flops(trace, geometry)
-    return [compute_point_loss(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
+    return [
+        compute_point_loss_from_replay(trace, geometry, replayed, reference, full)
+        for replayed in iterate_point_replays(trace, points)
+    ]
 
 
 def net_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult, full: Flops) -> float:
     """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    return 1 - flops(replay_decode_work(trace, replayed), geometry).total / full.total
+    return 1 - flops(compute_replayed_decode_work(trace, replayed), geometry).total / full.total
 
 
 def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
@@ -117,7 +120,7 @@ def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
 
 
 @dataclass(frozen=True, eq=False)
-class PointColumns:
+class PointColumnsBySequence:
     """Losses and costs of points in each sequence of a trace; float64 [sequences, points], sums over its tokens.
 
     ``wrong``: wrongly predicted next tokens. ``depth``: layers run.
@@ -129,20 +132,24 @@ class PointColumns:
     depth: Floats
 
 
-def point_columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> PointColumns:
+def replay_points_to_columns(
+    trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]
+) -> PointColumnsBySequence:
     """A column per point, in order.
 
     Raises:
         BadArgument: no point.
     """
-    return replay_columns(
-        trace, replay_all(trace, points), lambda replayed: compute_decode_flops(trace, replayed, geometry)
+    return columns_from_replays(
+        trace,
+        iterate_point_replays(trace, points),
+        lambda replayed: compute_decode_flops_by_sequence(trace, replayed, geometry),
     )
 
 
-def replay_columns(
+def columns_from_replays(
     trace: Trace, replays: Iterable[ReplayResult], spent: Callable[[ReplayResult], Floats]
-) -> PointColumns:
+) -> PointColumnsBySequence:
     """A column per replay, in order; ``spent``: its FLOPs [sequences].
 
     Raises:
@@ -159,23 +166,25 @@ def replay_columns(
     ]
     if not each:
         raise BadArgument("points", [], "at least one point")
-    return PointColumns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+    return PointColumnsBySequence(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
 
 
-def perplexity_rises(columns: PointColumns, tokens: Floats) -> Floats:
+def perplexity_rises(columns: PointColumnsBySequence, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
     nats = columns.nll_nats
     rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
     return np.array([perplexity_rise_from_nats(float(each)) for each in rise])
 
 
-def tokens_before_depth(trace: Trace, depth: Ints, layer: int) -> Floats:
+def tokens_before_depth_by_sequence(trace: Trace, depth: Ints, layer: int) -> Floats:
     """[sequences] decided tokens before the first at ``depth`` [tokens] ≤ ``layer``; inf without one.
 
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
     returns: this number shows whether a point adapts or has collapsed.
     """
-    return np.minimum.reduceat(np.where(depth <= layer, trace.token_positions.decided_index, np.inf), trace.starts[:-1])
+    return np.minimum.reduceat(
+        np.where(depth <= layer, trace.token_positions.index_among_decided_tokens, np.inf), trace.starts[:-1]
+    )
 
 
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
@@ -238,7 +247,7 @@ def decoded_columns(
     *,
     rows: int = BATCH_ROWS,
     progress: str | None = None,
-) -> PointColumns:
+) -> PointColumnsBySequence:
     """Losses and costs of operating points, decoded token by token.
 
     Parameters
@@ -258,7 +267,7 @@ def decoded_columns(
 
     Returns
     -------
-    PointColumns
+    PointColumnsBySequence
         float64 [sequences, points]: NLL in nats, wrong tokens, FLOPs, layers run; sums over the decided tokens.
 
     Raises
@@ -286,7 +295,9 @@ def decoded_columns(
         )
         for point in requested
     ]
-    return PointColumns(*(np.hstack([getattr(each, field.name) for each in columns]) for field in fields(PointColumns)))
+    return PointColumnsBySequence(
+        *(np.hstack([getattr(each, field.name) for each in columns]) for field in fields(PointColumnsBySequence))
+    )
 
 
 def teacher_force_at_point(
@@ -310,7 +321,7 @@ def teacher_forced_columns(
     sequences: Sequence[TokenSequence],
     point: OperatingPoint,
     texts: Sequence[TeacherForcedText],
-) -> PointColumns:
+) -> PointColumnsBySequence:
     """Columns [sequences, 1] of ``texts``, the result of ``teacher_force_at_point`` on ``sequences`` at ``point``."""
     depths = [text.depth for text in texts]
     if point.confidence is None:
@@ -319,7 +330,7 @@ def teacher_forced_columns(
         cost = np.array([float(flops(text.work, geometry).total) for text in texts if text.work is not None])
     nll_nats, wrong = (np.array([getattr(text, name).sum() for text in texts], float) for name in ("nll_nats", "wrong"))
     depth = np.array([each.sum() for each in depths], dtype=np.float64)
-    return PointColumns(*(each[:, None] for each in (nll_nats, wrong, cost, depth)))
+    return PointColumnsBySequence(*(each[:, None] for each in (nll_nats, wrong, cost, depth)))
 
 
 def _derived_flops(
@@ -338,7 +349,7 @@ def _derived_flops(
         else make_entropy_reader(stepper, point.estimator, point.probes).macs_per_row
     )
     probed = compute_probe_costs(point, len(depth), ahead, reading)
-    each = derive_flops(point, places, depth, probed, ahead, geometry, get_point_translators(stepper, point))
+    each = derive_token_flops(point, places, depth, probed, ahead, geometry, get_point_translators(stepper, point))
     each += _cross_flops(geometry, batch, point, places, depth)
     return np.add.reduceat(each, starts[:-1])
 
@@ -357,7 +368,7 @@ def _cross_flops(
     widths = np.array([len(text.source) if text.source is not None else 0 for text in batch])
     unread = np.array([text.adaptive_from == 0 for text in batch])
     for layer in range(1, point.ceiling + 1):
-        ran = get_schedule(point).ran(places, depth, layer, point.ceiling).keys > 0
+        ran = get_point_schedule(point).ran(places, depth, layer, point.ceiling).keys > 0
         each += ran * widths[sequence] * geometry.attention_flops()
         first = np.flatnonzero(ran)[np.unique(sequence[ran], return_index=True)[1]]
         each[first] += (unread * widths)[sequence[first]] * geometry.cross_fill_flops()

@@ -31,8 +31,15 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import ReplayResult, TraceReplayer, compute_decode_flops, replay, replay_all, sum_by_sequence
-from emad_ref.sweep.losses import PointColumns, perplexity_rises, replay_columns
+from emad_ref.replay import (
+    ReplayResult,
+    TraceReplayer,
+    compute_decode_flops_by_sequence,
+    iterate_point_replays,
+    replay,
+    sum_by_sequence,
+)
+from emad_ref.sweep.losses import PointColumnsBySequence, columns_from_replays, perplexity_rises
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
 JUDGED_RISE = 0.01  # the rise that decides whether a model has headroom
@@ -55,7 +62,7 @@ class SavingsCurve:
     name: str
     names: tuple[str, ...]
     settings: Floats
-    columns: PointColumns
+    columns: PointColumnsBySequence
     tokens: Floats
 
     @property
@@ -86,7 +93,7 @@ def oracle_curve(
     name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
     if oracle == "threshold":
         settings = space_thresholds(root_divergence, count)
-        points = [oracle_point(trace, float(setting), allowed, monotone) for setting in settings]
+        points = [oracle_divergence_point(trace, float(setting), allowed, monotone) for setting in settings]
         return savings_curve(name, with_oracle_signal(trace), geometry, points, settings)
     settings = np.geomspace(FINEST_THRESHOLD, max(float(root_divergence.max()) ** 2, 2 * FINEST_THRESHOLD), count)
     chosen = _by_price(trace, allowed, monotone)
@@ -111,7 +118,9 @@ def with_oracle_signal(trace: Trace) -> Trace:
     )
 
 
-def oracle_point(trace: Trace, threshold: float, probes: Sequence[int], monotone: bool = False) -> OperatingPoint:
+def oracle_divergence_point(
+    trace: Trace, threshold: float, probes: Sequence[int], monotone: bool = False
+) -> OperatingPoint:
     """The point that exits at the first probe with √KL ≤ ``threshold``.
 
     For replays of ``with_oracle_signal(trace)`` only.
@@ -150,7 +159,7 @@ def savings_curve(
         BadArgument: as ``replay``.
     """
     names = tuple(point.name for point in points)
-    return _curve_of_replays(name, trace, geometry, replay_all(trace, points), names, settings)
+    return _curve_of_replays(name, trace, geometry, iterate_point_replays(trace, points), names, settings)
 
 
 def _curve_of_replays(
@@ -167,19 +176,21 @@ def _curve_of_replays(
         ("full depth", *names),
         np.array([np.nan, *settings]),
         columns_with_fill_cost(trace, geometry, chain([full], replays)),
-        trace.sequence_lengths.astype(np.float64),
+        trace.n_decided_by_sequence.astype(np.float64),
     )
 
 
-def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> PointColumns:
-    """``replay_columns`` of these replays; free ones are charged for copied K and V.
+def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> PointColumnsBySequence:
+    """``columns_from_replays`` of these replays; free ones are charged for copied K and V.
 
     Losses are those of exact K and V: a bound on those of copied or translated ones.
     """
-    return replay_columns(trace, replays, lambda replayed: flops_with_fill_cost(trace, replayed, geometry))
+    return columns_from_replays(
+        trace, replays, lambda replayed: sequence_flops_with_fill_cost(trace, replayed, geometry)
+    )
 
 
-def flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
+def sequence_flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit.
 
     Raises:
@@ -187,12 +198,12 @@ def flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometr
     """
     point = replayed.point
     if point.schedule == "monotone":
-        return compute_decode_flops(trace, replayed, geometry)
+        return compute_decode_flops_by_sequence(trace, replayed, geometry)
     if not point.schedule.startswith("free"):
         raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
     walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
     fills = sum_by_sequence(trace, point.ceiling - replayed.depth)
-    return compute_decode_flops(trace, walked, geometry) + fills * geometry.kv_fill_flops()
+    return compute_decode_flops_by_sequence(trace, walked, geometry) + fills * geometry.kv_fill_flops()
 
 
 # ---------------------------------------------------------------- at a price

@@ -46,7 +46,7 @@ PValue = Callable[[Floats, int, float], Floats]  # (Σ loss [λ], sequences n, t
 
 
 @dataclass(frozen=True, eq=False)
-class RiskCertificate:
+class FixedSequenceTestResult:
     """Result of fixed-sequence testing.
 
     ``index``      of the last λ that passed, counted from 0 in test order; None: none passed, full depth.
@@ -69,7 +69,7 @@ class RiskCertificate:
 class RiskSelection:
     """A certificate and its saving: blocks per token at the chosen λ, and blocks saved against full depth."""
 
-    certificate: RiskCertificate
+    certificate: FixedSequenceTestResult
     mean_depth: float
     blocks_saved: float
 
@@ -96,7 +96,7 @@ def min_sequences_to_certify(tolerance: float, level: float) -> int:
     return math.ceil(math.log(level) / math.log1p(-tolerance))
 
 
-def textual_consistency_loss(dissimilarity: Floats) -> Floats:
+def require_textual_consistency_losses(dissimilarity: Floats) -> Floats:
     """[sequences, λ] loss D(Y_early, Y_full), the distance of each output from the model's own full-depth output.
 
     Args:
@@ -108,9 +108,9 @@ def textual_consistency_loss(dissimilarity: Floats) -> Floats:
     return _unit_matrix("dissimilarity", dissimilarity)
 
 
-def certify_threshold(
+def certify_loosest_threshold(
     losses: Floats, *, tolerance: float, level: float = 0.05, p_value: PValue = hoeffding_bentkus_pvalues
-) -> RiskCertificate:
+) -> FixedSequenceTestResult:
     """The last λ, strict to loose, up to which all risks are shown to be at most ``tolerance``.
 
     Args:
@@ -121,7 +121,8 @@ def certify_threshold(
         p_value: ``hoeffding_bentkus_pvalues``, or another valid one to compare with.
 
     Raises:
-        BadArgument: losses as in ``textual_consistency_loss``; tolerance or level not strictly between 0 and 1.
+        BadArgument: losses as in ``require_textual_consistency_losses``; tolerance or level not strictly between 0 and
+        1.
     """
     _require_valid_bounds(tolerance, level)
     losses = _unit_matrix("losses", losses)
@@ -131,13 +132,13 @@ def certify_threshold(
     return fixed_sequence_test(p_value(sums, n, tolerance), sums / n, n, tolerance, level)
 
 
-def fixed_sequence_test(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> RiskCertificate:
+def fixed_sequence_test(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> FixedSequenceTestResult:
     """Fixed-sequence test of ``p`` [λ] for "the risk exceeds ``tolerance``" in an order fixed before; ``mean`` [λ] R̂.
 
     Each p-value has to be valid on its own, for ``n`` independent sequences.
     """
     passing = int(np.argmax(np.append(p > level, True)))
-    return RiskCertificate(
+    return FixedSequenceTestResult(
         index=passing - 1 if passing else None,
         p_values=p,
         mean_loss=mean,
@@ -174,14 +175,14 @@ def select_threshold(
     """The certified λ with its depth; full depth, saving 0 blocks, if none is certified.
 
     Args:
-        losses, tolerance, level, p_value: as in ``certify_threshold``.
+        losses, tolerance, level, p_value: as in ``certify_loosest_threshold``.
         mean_depths: [λ] blocks per token at each λ, between 0 and ``layers``. Depth is reported, not certified.
         layers: L.
 
     Raises:
-        BadArgument: as in ``certify_threshold``; depths that do not belong to the losses' λ or lie outside 0–L.
+        BadArgument: as in ``certify_loosest_threshold``; depths that do not belong to the losses' λ or lie outside 0–L.
     """
-    certificate = certify_threshold(losses, tolerance=tolerance, level=level, p_value=p_value)
+    certificate = certify_loosest_threshold(losses, tolerance=tolerance, level=level, p_value=p_value)
     depth = _valid_depths(mean_depths, layers, len(certificate.p_values))
     chosen = float(layers) if certificate.index is None else float(depth[certificate.index])
     return RiskSelection(certificate, chosen, layers - chosen)
@@ -233,7 +234,7 @@ def betting_pvalues(losses: NDArray[np.floating], tolerance: float, level: float
     return np.asarray(np.exp(-np.maximum(capital, 0.0)), dtype=np.float64)
 
 
-def certification_power(
+def simulate_certification_power(
     losses: NDArray[np.floating], documents: int, tolerance: float, level: float, *, seed: int = 0
 ) -> float:
     """Share of calibration sets of ``documents`` documents, drawn from ``losses`` [n, λ], that certify the last λ.
@@ -258,7 +259,7 @@ def documents_needed_to_certify(
         return None
 
     def enough(documents: int) -> bool:
-        return certification_power(losses, documents, tolerance, level, seed=seed) >= POWER
+        return simulate_certification_power(losses, documents, tolerance, level, seed=seed) >= POWER
 
     low = high = min_sequences_to_certify(tolerance, level)
     while not enough(high):

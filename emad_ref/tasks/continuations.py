@@ -26,7 +26,7 @@ from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.record import Ints
 from emad_ref.replay import replay, sum_by_sequence, top1_tokens_at_depth
-from emad_ref.schedule.schedules import get_schedule
+from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import SIGNALS
 
 Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
@@ -63,7 +63,7 @@ def is_replayable(point: OperatingPoint) -> bool:
     recorded = (
         SIGNALS[point.signal].is_single_layer and point.estimator == EntropyEstimator() and point.confidence is None
     )
-    return recorded and point.lens is None and get_schedule(point).settle is not None
+    return recorded and point.lens is None and get_point_schedule(point).settle is not None
 
 
 def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> list[Answer]:
@@ -72,12 +72,12 @@ def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[For
     at = replay(trace, point)
     likelihood = -sum_by_sequence(trace, at.nll_nats)
     hits = sum_by_sequence(trace, top1_tokens_at_depth(trace, at.depth) == trace.target)
-    return list(zip(likelihood.tolist(), (hits == trace.sequence_lengths).tolist(), strict=True))
+    return list(zip(likelihood.tolist(), (hits == trace.n_decided_by_sequence).tolist(), strict=True))
 
 
 def required_layers(point: OperatingPoint) -> tuple[int, ...]:
     """Layers whose readout ``point`` may need: probes and ceiling; all, if tokens may stop between probes."""
-    anywhere = get_schedule(point).ruleless or point.interpolate
+    anywhere = get_point_schedule(point).ruleless or point.interpolate
     return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
 
 

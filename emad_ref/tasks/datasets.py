@@ -39,7 +39,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, open_regular_file, parse_json
 from emad_ref.text import world
 from emad_ref.text.corpora import force_hub_offline, is_hub_reachable, iterate_file_documents
-from emad_ref.text.documents import clean_text
+from emad_ref.text.documents import normalize_newlines_and_bom
 from emad_ref.text.seq2seq_pairs import SourceTarget, format_source
 
 Sample = dict[str, Any]
@@ -54,7 +54,7 @@ class TaskDataUnavailable(EmadError):
 
 
 @dataclass(frozen=True)
-class DatasetSource:
+class DatasetFileFormat:
     """One benchmark.
 
     ``files``   names of each split's file in the benchmark's folder; the first existing one is read.
@@ -85,7 +85,9 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
         raise BadArgument(
             "data", str(folder), f"a folder that holds {' or '.join(benchmark.files[split])}", benchmark.remedy
         )
-    return require_rows(benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
+    return require_valid_rows(
+        benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}"
+    )
 
 
 def find_split_file(source: str, split: str, folder: Path) -> Path | None:
@@ -93,10 +95,10 @@ def find_split_file(source: str, split: str, folder: Path) -> Path | None:
     return next((folder / name for name in _source(source).files.get(split, ()) if (folder / name).is_file()), None)
 
 
-def require_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
+def require_valid_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
     """``rows``, checked: at least one, and each has every field with a valid value.
 
-    Texts lose a byte order mark and get \\n for every end of a line (``documents.clean_text``).
+    Texts lose a byte order mark and get \\n for every end of a line (``documents.normalize_newlines_and_bom``).
     """
     good = []
     for place, row in ((place, _clean(row, place)) for place, row in rows):
@@ -114,7 +116,7 @@ def require_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], e
 def _clean(value: Any, place: str) -> Any:
     """``value`` with every text in it clean, at any depth."""
     if isinstance(value, str):
-        return clean_text(value, place)
+        return normalize_newlines_and_bom(value, place)
     if isinstance(value, dict):
         return {name: _clean(item, f"{place}: {name}") for name, item in value.items()}
     return [_clean(item, place) for item in value] if isinstance(value, list) else value
@@ -234,15 +236,15 @@ def _splits(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 CONVERTED = "put JSON lines there, e.g. by the package datasets: load_dataset(…)['test'].to_json('test.jsonl')"
-SOURCES: dict[str, DatasetSource] = {
-    "wikitext": DatasetSource(
+SOURCES: dict[str, DatasetFileFormat] = {
+    "wikitext": DatasetFileFormat(
         {"validation": ("valid.txt",), "test": ("test.txt",)},
         _texts("page"),
         "put WikiText's raw files there under these names",
         iterate_wikitext_pages,
     ),
-    "pile": DatasetSource(_splits("validation"), _texts("text"), CONVERTED, iterate_json_lines),
-    "arc": DatasetSource(
+    "pile": DatasetFileFormat(_splits("validation"), _texts("text"), CONVERTED, iterate_json_lines),
+    "arc": DatasetFileFormat(
         _splits("train", "validation", "test"),
         _texts("question")
         | {
@@ -252,33 +254,33 @@ SOURCES: dict[str, DatasetSource] = {
         CONVERTED,
         iterate_json_lines,
     ),
-    "gsm8k": DatasetSource(
+    "gsm8k": DatasetFileFormat(
         _splits("train", "test"),
         _texts("question") | {"answer": (_contains("#### "), "a string with '#### RESULT'")},
         "put the .jsonl files of openai/grade-school-math there",
         iterate_json_lines,
     ),
-    "math": DatasetSource(
+    "math": DatasetFileFormat(
         _splits("train", "test"),
         _texts("problem") | {"solution": (_contains("\\boxed"), "a string with its answer in \\boxed")},
         CONVERTED,
         iterate_json_lines,
     ),
-    "humaneval": DatasetSource(
+    "humaneval": DatasetFileFormat(
         {"test": _lines("HumanEval")},
         _texts("task_id", "prompt", "canonical_solution", "test", "entry_point")
         | {"entry_point": (lambda name, _: isinstance(name, str) and name.isidentifier(), "the name of a function")},
         "put HumanEval.jsonl.gz of openai/human-eval there",
         iterate_json_lines,
     ),
-    "squad": DatasetSource(
+    "squad": DatasetFileFormat(
         {"train": ("train-v1.1.json",), "validation": ("dev-v1.1.json",)},
         _texts("id", "title", "context", "question")
         | {"answers": (_are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)")},
         "put the published files of SQuAD v1.1 there",
         iterate_squad_rows,
     ),
-    "samsum": DatasetSource(
+    "samsum": DatasetFileFormat(
         {
             "train": ("train.json", *_lines("train")),
             "validation": ("val.json", *_lines("validation", "valid", "val")),
@@ -291,7 +293,7 @@ SOURCES: dict[str, DatasetSource] = {
 }
 
 
-def _source(name: str) -> DatasetSource:
+def _source(name: str) -> DatasetFileFormat:
     if name not in SOURCES:
         raise BadArgument("source", name, f"one of {', '.join(SOURCES)}")
     return SOURCES[name]
@@ -368,7 +370,7 @@ def load_hub_rows(source: str, hub: str, name: str | None, split: str) -> list[S
             """--metadata '{"data": "DIR"}'), laid out as emad_ref.tasks.datasets says"""
         ) from error
     placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(rows))
-    return require_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
+    return require_valid_rows(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:

@@ -140,13 +140,13 @@ def make_task_manager(data: Path | None) -> TaskManager:
         return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=metadata)
 
 
-def lm_eval_task_names() -> tuple[str, ...]:
+def list_available_task_names() -> tuple[str, ...]:
     """Every name that ``evaluate_tasks`` accepts: tasks, groups and tags."""
     return tuple(make_task_manager(None).all_tasks)
 
 
 def _require_known(tasks: Sequence[str]) -> list[str]:
-    names = lm_eval_task_names()
+    names = list_available_task_names()
     unknown = [task for task in tasks if task not in names]
     if unknown or not tasks:
         raise BadArgument("tasks", unknown or list(tasks), f"some of {', '.join(names)}")

@@ -17,8 +17,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from emad_ref.tasks.sandbox import FunctionTask, check_program
-from emad_ref.tasks.scoring import passes_asserts
+from emad_ref.tasks.sandbox import FunctionCheckScript, check_program
+from emad_ref.tasks.scoring import is_code_completion_correct
 from emad_ref.text.documents import TaskExample
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function does not belong to it
@@ -32,7 +32,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def score_squad_answer(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def compute_squad_metrics(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``exact`` and ``f1``, the best over the reference answers."""
     answers = doc["answers"]["text"]
     return {
@@ -55,7 +55,7 @@ def token_f1(prediction: str, answer: str) -> float:
     return 2 * shared / (len(mine) + len(theirs))
 
 
-def score_samsum_summary(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def compute_samsum_metrics(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``rouge1`` and ``rougeL``."""
     scores = _rouge().score(doc["summary"], results[0])
     return {name: float(score.fmeasure) for name, score in scores.items()}
@@ -74,10 +74,10 @@ def add_boxed_answers(rows: Any) -> Any:
     return process_docs(rows) if len(rows) else rows
 
 
-def score_world_code(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def compute_world_code_metrics(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``acc``: whether the generated line completes a function that passes its asserts, without running it."""
     example = TaskExample("code", doc["prompt"], doc["answer"], "runs", check=doc["check"])
-    return {"acc": float(passes_asserts(example, results[0]))}
+    return {"acc": float(is_code_completion_correct(example, results[0]))}
 
 
 def truncate_completion(completion: str) -> str:
@@ -85,26 +85,26 @@ def truncate_completion(completion: str) -> str:
     return completion[: min(at for stop in STOPS if (at := (completion + stop).find(stop)) >= 0)]
 
 
-def humaneval_program(doc: TaskRow, completion: str) -> str:
+def join_humaneval_prompt_completion(doc: TaskRow, completion: str) -> str:
     """The program to judge: prompt and truncated ``completion``."""
     return f"{doc['prompt']}{truncate_completion(completion)}\n"
 
 
-def humaneval_function_task(doc: TaskRow) -> FunctionTask:
+def humaneval_check_script(doc: TaskRow) -> FunctionCheckScript:
     """The check, which may use the helpers that the prompt defines."""
     definitions = doc["prompt"]
     try:
         ast.parse(definitions)
     except SyntaxError:  # a prompt without a docstring ends at a colon
         definitions += doc["canonical_solution"]
-    return FunctionTask(doc["entry_point"], definitions, f"{doc['test']}\ncheck({doc['entry_point']})\n")
+    return FunctionCheckScript(doc["entry_point"], definitions, f"{doc['test']}\ncheck({doc['entry_point']})\n")
 
 
-def score_humaneval_completion(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
+def compute_humaneval_metrics(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
     """``pass@1`` of one completion, run in the sandbox, and whether time, memory or a signal ended it.
 
     Raises:
         SandboxUnavailable: this machine cannot confine programs.
     """
-    outcome = check_program(humaneval_function_task(doc), humaneval_program(doc, results[0])).outcome
+    outcome = check_program(humaneval_check_script(doc), join_humaneval_prompt_completion(doc, results[0])).outcome
     return {"pass@1": float(outcome == "passed")} | {how: float(outcome == how) for how in ENDING_TEXT}

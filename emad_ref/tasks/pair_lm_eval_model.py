@@ -1,4 +1,4 @@
-"""Published tasks answered by two models: lm-eval over an ``AnswerStrategy`` (switching, speculation, one model).
+"""Published tasks answered by two models: lm-eval over an ``PairAnswerFunctions`` (switching, speculation, one model).
 
 Requests, tokens, truncation and stop strings are those of ``EmadLM``; the strategy decides which model writes a token:
 
@@ -22,7 +22,7 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import postprocess_generated_text
 
-from emad_ref.decoding.prefix_tree import TextRequest
+from emad_ref.decoding.prefix_tree import TextGenerationRequest
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import LoadedModel
 from emad_ref.protocol import Unsupported
@@ -31,7 +31,7 @@ from emad_ref.tasks.continuations import Answer, make_stop_string_check
 from emad_ref.tasks.evaluation import evaluate_tasks, make_task_manager
 from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
-from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
+from emad_ref.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 from emad_ref.text.documents import Split
 
 HALVES: tuple[Split, Split] = ("validate", "evaluate")
@@ -88,12 +88,12 @@ class PairTaskOutcome:
     """
 
     right: Bools
-    written: list[list[WrittenAnswer]]
-    wanted: list[TextRequest]
+    written: list[list[PairAnswerTokens]]
+    wanted: list[TextGenerationRequest]
 
 
 def answer_documents(
-    way: AnswerStrategy,
+    way: PairAnswerFunctions,
     documents: Sequence[TaskDocument],
     models: tuple[LoadedModel, LoadedModel],
     *,
@@ -129,15 +129,15 @@ class PairLM(EmadLM):
         BadArgument: as ``EmadLM``.
     """
 
-    def __init__(self, way: AnswerStrategy, models: tuple[LoadedModel, LoadedModel]):
+    def __init__(self, way: PairAnswerFunctions, models: tuple[LoadedModel, LoadedModel]):
         longest = min(model.stepper.max_positions for model in models)
         super().__init__(models[1], batch_size=ALL_REQUESTS, max_length=longest)
         self._way = way
         # requests and texts, until lm-eval's requests name their documents
-        self._texts: dict[tuple[Any, ...], tuple[TextRequest, WrittenAnswer]] = {}
-        self._options: list[WrittenAnswer] = []
-        self.written: dict[Key, list[WrittenAnswer]] = {}
-        self.asked: dict[Key, TextRequest] = {}
+        self._texts: dict[tuple[Any, ...], tuple[TextGenerationRequest, PairAnswerTokens]] = {}
+        self._options: list[PairAnswerTokens] = []
+        self.written: dict[Key, list[PairAnswerTokens]] = {}
+        self.asked: dict[Key, TextGenerationRequest] = {}
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """[requests] texts, cut before their first stop string. Raises as ``EmadLM``."""
@@ -167,7 +167,9 @@ class PairLM(EmadLM):
             return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)
 
         ended, stop = make_stop_string_check(text, stops), self.loaded.end_token_ids
-        text_requests = [TextRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
+        text_requests = [
+            TextGenerationRequest(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts
+        ]
         written = self._way.write(text_requests)
         for context, one, done in zip(contexts, text_requests, written, strict=True):
             self._texts[tuple(context), tuple(stops), max_new] = one, done

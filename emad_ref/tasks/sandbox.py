@@ -123,12 +123,12 @@ def run_program(
         BadArgument: ``seconds`` or ``output_bytes`` out of range, or less memory than the interpreter needs.
     """
     return run_in_backend(
-        find_available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes
+        require_available_backend(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes
     )
 
 
 @dataclass(frozen=True)
-class FunctionTask:
+class FunctionCheckScript:
     """A task: ``check`` must run without error with the program's function ``name``; it may use ``definitions``."""
 
     name: str
@@ -137,7 +137,7 @@ class FunctionTask:
 
 
 def check_program(
-    task: FunctionTask,
+    task: FunctionCheckScript,
     program: str,
     *,
     seconds: float = 5.0,
@@ -154,11 +154,16 @@ def check_program(
         SandboxUnavailable, BadArgument: as ``run_program``.
     """
     return check_in_backend(
-        find_available_backend(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes
+        require_available_backend(seconds, memory_bytes, output_bytes),
+        task,
+        program,
+        seconds,
+        memory_bytes,
+        output_bytes,
     )
 
 
-def find_available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
+def require_available_backend(seconds: float, memory_bytes: int, output_bytes: int) -> SandboxBackend:
     """The first available backend.
 
     Raises:
@@ -268,7 +273,12 @@ def run_in_backend(
 
 
 def check_in_backend(
-    backend: SandboxBackend, task: FunctionTask, program: str, seconds: float, memory_bytes: int, output_bytes: int
+    backend: SandboxBackend,
+    task: FunctionCheckScript,
+    program: str,
+    seconds: float,
+    memory_bytes: int,
+    output_bytes: int,
 ) -> SandboxResult:
     """Check ``program`` in one backend, as ``check_program``."""
     bounds = ResourceLimits(time.monotonic() + seconds, process_limits(seconds, memory_bytes), output_bytes)
@@ -283,7 +293,7 @@ def check_in_backend(
         for end_of_pipe in (*channels, *others):
             end_of_pipe.close()  # only the two processes keep them open, so each notices when the other ends
         in_time = wait_until_ended([judged, judge], bounds.deadline)
-        own = judged.exit_code() if in_time and judged.has_ended else None
+        own = judged.exit_code() if in_time and judged.has_backend_reported_end else None
         code = judge.exit_code() if in_time else None
     if code == sandbox_protocol.UNFIT:
         raise BadArgument("check", judge.stderr.strip(), "calls with plain values", "sandbox_protocol.KINDS lists them")
@@ -356,12 +366,12 @@ class ConfinedProcess:
         return {key: value for line in self._text(2).splitlines() for key, value in json.loads(line).items()}
 
     @property
-    def has_ended(self) -> bool:
+    def has_backend_reported_end(self) -> bool:
         """Whether the backend reported that the program ended by itself or failed to start."""
         return bool(self._told)
 
     @property
-    def is_peer_gone(self) -> bool:
+    def has_exited_for_gone_peer(self) -> bool:
         return self._told.get("exit-code") == sandbox_protocol.GONE
 
     def exit_code(self) -> int:
@@ -471,7 +481,9 @@ def wait_until_ended(running: Sequence[ConfinedProcess], deadline: float) -> boo
                 if key.fd == last.report and ends == deadline:
                     in_time = True
                     ends = min(deadline, time.monotonic() + EXIT_GRACE_S)
-                if in_time and not (last.is_peer_gone and any(not other.has_ended for other in others)):
+                if in_time and not (
+                    last.has_exited_for_gone_peer and any(not other.has_backend_reported_end for other in others)
+                ):
                     ends = min(ends, time.monotonic())
     for process in running:
         process.kill()
@@ -685,14 +697,14 @@ def enter_new_namespaces() -> bool:
                 return True
         call_libc("unshare", NEW_USER | NAMESPACES)
     except OSError as error:
-        raise SandboxUnavailable(namespaces_unavailable_reason(error)) from error
+        raise SandboxUnavailable(describe_namespace_error(error)) from error
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
     return False
 
 
-def namespaces_unavailable_reason(error: OSError) -> str:
+def describe_namespace_error(error: OSError) -> str:
     """Text of the reason. The kernel reports "no space left on device" if the limit of namespaces is 0."""
     if error.errno == errno.ENOSPC:
         return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"

@@ -5,12 +5,12 @@
 ``mean_choice``  The same with the log-likelihood divided by the number of tokens.
 ``exact``        Greedy decoding writes the expected answer if and only if, under teacher forcing, the argmax at D_t is
                  the next answer token at every position.
-``runs``         The program that greedy decoding writes must pass its asserts (``passes_asserts``).
+``runs``         The program that greedy decoding writes must pass its asserts (``is_code_completion_correct``).
 
-One trace decides all but ``runs`` at every operating point. ``program_passes`` never executes generated text. It
-evaluates the syntax tree of a small language: functions of one argument that return an arithmetic expression, and
-asserts that compare a call with an integer. Every other program fails. ``AnswerStrategy`` is the interface through
-which a pair of models answers tasks.
+One trace decides all but ``runs`` at every operating point. ``has_true_asserts_when_interpreted`` never executes
+generated text. It evaluates the syntax tree of a small language: functions of one argument that return an arithmetic
+expression, and asserts that compare a call with an integer. Every other program fails. ``PairAnswerFunctions`` is the
+interface through which a pair of models answers tasks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.prefix_tree import TextRequest
+from emad_ref.decoding.prefix_tree import TextGenerationRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay import sum_by_sequence, top1_tokens_at_depth
 from emad_ref.tasks.datasets import TaskDataUnavailable
-from emad_ref.text.corpora import LongDocument
+from emad_ref.text.corpora import LazyDocumentTokens
 from emad_ref.text.documents import TaskExample
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -44,10 +44,10 @@ LARGEST_VALUE = 10**12  # bounds the time and memory of generated arithmetic
 
 
 class _NotInLanguage(Exception):
-    """Raised for a program outside the small language of ``program_passes``."""
+    """Raised for a program outside the small language of ``has_true_asserts_when_interpreted``."""
 
 
-def program_passes(program: str) -> bool:
+def has_true_asserts_when_interpreted(program: str) -> bool:
     """Whether ``program`` is in the small language, has at least one assert, and all its asserts are true."""
     try:
         statements = ast.parse(program).body
@@ -107,7 +107,7 @@ class TextEncoder(Protocol):
 
 
 @dataclass(frozen=True)
-class TaskItem:
+class EncodedTaskItem:
     """An example as tokens: ``prompt`` int64 [n] with opening token; ``continuations``, one per option or answer."""
 
     example: TaskExample
@@ -115,7 +115,7 @@ class TaskItem:
     continuations: tuple[Ints, ...]
 
 
-def encode_item(example: TaskExample, tokenizer: TextEncoder, opening: int | None) -> TaskItem:
+def encode_item(example: TaskExample, tokenizer: TextEncoder, opening: int | None) -> EncodedTaskItem:
     """Encode an example; ``opening`` is the model's beginning-of-text id or None.
 
     Raises:
@@ -132,7 +132,7 @@ def encode_item(example: TaskExample, tokenizer: TextEncoder, opening: int | Non
     continuations = tuple(np.array(ids(text), dtype=np.int64) for text in texts)
     if not prompt or any(len(c) == 0 for c in continuations):
         raise BadArgument("example", example, "a prompt and answers of at least one token", "leave the example out")
-    return TaskItem(example, np.array(prompt, dtype=np.int64), continuations)
+    return EncodedTaskItem(example, np.array(prompt, dtype=np.int64), continuations)
 
 
 # ---------------------------------------------------------------- continuation choice: a task of any text
@@ -145,13 +145,13 @@ MOST_READ = 20  # documents read per item at most, so that a file of short docum
 
 
 def make_continuation_items(
-    documents: Iterable[Ints | LongDocument],
+    documents: Iterable[Ints | LazyDocumentTokens],
     count: int,
     *,
     text: str,
     opening: int | None,
     rng: np.random.Generator,
-) -> list[TaskItem]:
+) -> list[EncodedTaskItem]:
     """At most ``count`` items, one per document: which of ``OPTIONS`` pieces follows its first ``CONTEXT_TOKENS``?
 
     One option is the document's next ``CONTINUATION_TOKENS`` tokens. The other ``OPTIONS`` − 1 are the tokens at the
@@ -181,7 +181,7 @@ def make_continuation_items(
             f"{FEWEST_DOCUMENTS}; use a larger corpus, or one of longer documents"
         )
     pieces, ring = [_ids(beginning[CONTEXT_TOKENS:]) for beginning in cut], rng.permutation(len(cut))
-    items: dict[int, TaskItem] = {}
+    items: dict[int, EncodedTaskItem] = {}
     for place, number in enumerate(ring.tolist()):
         offered = _first_distinct((pieces[other] for other in np.roll(ring, -place)), OPTIONS)
         if len(offered) < OPTIONS:
@@ -194,7 +194,7 @@ def make_continuation_items(
         example = TaskExample(CONTINUATION_CHOICE, _ids(prompt), pieces[number], "mean_choice", options)
         opened = prompt if opening is None else np.concatenate([[opening], prompt])
         tokens = tuple(np.array(option.split(), dtype=np.int64) for option in options)
-        items[number] = TaskItem(example, opened, tokens)
+        items[number] = EncodedTaskItem(example, opened, tokens)
     return [items[number] for number in range(len(cut))]
 
 
@@ -215,7 +215,7 @@ def _ids(tokens: Ints) -> str:
 # ---------------------------------------------------------------- correctness
 
 
-def to_token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
+def to_token_sequences(items: Sequence[EncodedTaskItem]) -> list[TokenSequence]:
     """One sequence per continuation, in order of items and options."""
     return [
         TokenSequence(np.concatenate([item.prompt, continuation]), adaptive_from=len(item.prompt) - 1)
@@ -224,7 +224,7 @@ def to_token_sequences(items: Sequence[TaskItem]) -> list[TokenSequence]:
     ]
 
 
-def cluster_items(items: Sequence[TaskItem]) -> Ints:
+def cluster_duplicate_items(items: Sequence[EncodedTaskItem]) -> Ints:
     """int64 [items] cluster numbers; items with equal prompt and answer share one, since they are dependent."""
     keys = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
     numbers: Ints = np.unique(keys, return_inverse=True)[1].astype(np.int64)
@@ -245,7 +245,7 @@ def majority_accuracy(examples: Sequence[TaskExample], elsewhere: Sequence[TaskE
     return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
 
 
-def mark_correct_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth: Ints) -> Bools:
+def mark_correct_items_from_trace(items: Sequence[EncodedTaskItem], trace: Trace, depth: Ints) -> Bools:
     """Whether each item is right at ``depth`` [tokens], by a ``trace`` of ``to_token_sequences(items)``; bool [items].
 
     Raises:
@@ -261,14 +261,14 @@ def mark_correct_items_from_trace(items: Sequence[TaskItem], trace: Trace, depth
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
     likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
-    return mark_correct_items(
+    return mark_correct_items_from_scores(
         items,
         likelihood,
-        sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.sequence_lengths,
+        sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.n_decided_by_sequence,
     )
 
 
-def mark_correct_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bools) -> Bools:
+def mark_correct_items_from_scores(items: Sequence[EncodedTaskItem], likelihood: Floats, greedy: Bools) -> Bools:
     """Whether each item is right; bool [items].
 
     ``likelihood``, ``greedy``: per continuation its log-likelihood in nats, and whether greedy decoding writes it.
@@ -288,23 +288,23 @@ def mark_correct_items(items: Sequence[TaskItem], likelihood: Floats, greedy: Bo
         elif item.example.scoring == "exact":
             verdicts[i] = bool(greedy[options][0])
         else:
-            remedy = "generate the program and use passes_asserts()"
+            remedy = "generate the program and use is_code_completion_correct()"
             raise BadArgument("scoring", item.example.scoring, "choice, mean_choice or exact", remedy)
         at = options.stop
     return verdicts
 
 
-def passes_asserts(example: TaskExample, continuation: str) -> bool:
+def is_code_completion_correct(example: TaskExample, continuation: str) -> bool:
     """Whether the prompt and the first line of the greedy ``continuation`` pass the example's asserts."""
     line, newline, _ = continuation.partition("\n")
-    return bool(newline) and program_passes(example.prompt + line + "\n" + example.check)
+    return bool(newline) and has_true_asserts_when_interpreted(example.prompt + line + "\n" + example.check)
 
 
 Continuations = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation, int64 [n]
 
 
 @dataclass(frozen=True, eq=False)
-class WrittenAnswer:
+class PairAnswerTokens:
     """A text by a pair: ``tokens`` int64 [emitted], of which the large model wrote ``by_large``.
 
     ``entropy_bits`` float64 [emitted]: entropy of the model that wrote each token; None if it is not recorded.
@@ -324,12 +324,12 @@ class OptionScore:
 
     log_p: float
     greedy: bool
-    written: WrittenAnswer
+    written: PairAnswerTokens
 
 
 @dataclass(frozen=True)
-class AnswerStrategy:
+class PairAnswerFunctions:
     """How a pair answers tasks. ``write`` generates texts in order; ``read`` scores options, None if it cannot."""
 
-    write: Callable[[Sequence[TextRequest]], list[WrittenAnswer]]
+    write: Callable[[Sequence[TextGenerationRequest]], list[PairAnswerTokens]]
     read: Callable[[Continuations], list[OptionScore]] | None

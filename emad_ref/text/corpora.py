@@ -38,11 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.extensions import added_part_locations, load_added_part
+from emad_ref.extensions import added_part_import_paths, load_added_part
 from emad_ref.files import describe_file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world
-from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
+from emad_ref.text.documents import SPLITS, Documents, Split, normalize_newlines_and_bom
 
 # ---------------------------------------------------------------- the hub
 
@@ -125,7 +125,7 @@ class DocumentIndex:
         self._sketches: list[NDArray[np.uint64]] = []
         self._holders: dict[int, list[int]] = {}
 
-    def assign_cluster(self, text: str) -> tuple[int, bool]:
+    def assign_cluster_and_novelty(self, text: str) -> tuple[int, bool]:
         """(number of the first similar document among the distinct ones, whether this document is that first)."""
         mine = bottom_k_sketch(text)
         lookup, holders = mine[:LOOKUP_HASHES].tolist(), self._holders
@@ -146,7 +146,7 @@ class DocumentIndex:
         return number, True
 
 
-class DistinctDocuments(Iterator[str]):
+class DistinctDocumentIterator(Iterator[str]):
     """Documents without near-duplicates of earlier ones, in order; ``left_out`` counts the dropped ones so far.
 
     A source that repeats itself ``MAX_DUPLICATES_IN_A_ROW`` times ends.
@@ -157,7 +157,7 @@ class DistinctDocuments(Iterator[str]):
 
     def __next__(self) -> str:
         for text in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
-            if self._seen.assign_cluster(text)[1]:
+            if self._seen.assign_cluster_and_novelty(text)[1]:
                 return text
             self.left_out += 1
         raise StopIteration
@@ -170,7 +170,7 @@ def cluster_near_duplicates(texts: Iterable[str]) -> Ints:
     [0, 0, 1]
     """
     index = DocumentIndex()
-    return np.array([index.assign_cluster(text)[0] for text in texts], dtype=np.int64)
+    return np.array([index.assign_cluster_and_novelty(text)[0] for text in texts], dtype=np.int64)
 
 
 # ---------------------------------------------------------------- corpora
@@ -215,8 +215,8 @@ class CorpusUnavailable(EmadError):
 def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
-    Those of files, data sets and extensions come as ``DistinctDocuments``: only the first of near-duplicates, since
-    documents count as independent. The world's are drawn independently, and unfiltered.
+    Those of files, data sets and extensions come as ``DistinctDocumentIterator``: only the first of near-duplicates,
+    since documents count as independent. The world's are drawn independently, and unfiltered.
 
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
@@ -224,7 +224,7 @@ def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: 
     """
     if corpus in world.CORPORA:
         return world.generate_documents(corpus, split, seed)
-    return DistinctDocuments(_raw_documents(corpus, split, seed, data))
+    return DistinctDocumentIterator(_raw_documents(corpus, split, seed, data))
 
 
 def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:
@@ -236,25 +236,28 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
         published = PUBLISHED[corpus]
         folder = data / published.folder if data else None
         if folder is not None and folder.is_dir():
-            return iterate_folder_documents(folder, split, published.stem, published.fields)
+            return iterate_folder_split_documents(folder, split, published.stem, published.fields)
         if published.shared is not None:
             if split == "evaluate":
                 return stream_hub_documents(corpus, "test")
             shared = list(stream_hub_documents(corpus, published.shared))
             return iter(shared[slice(*split_document_range(len(shared), WITHOUT_TEST[split]))])
         return iterate_split_documents(stream_hub_documents(corpus, "train"), split)
-    if corpus in added_part_locations("corpora"):
+    if corpus in added_part_import_paths("corpora"):
         mine: Documents = load_added_part("corpora", corpus)(split, seed, data)
-        return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
+        return (
+            normalize_newlines_and_bom(text, f"{corpus}, {split}, document {number}")
+            for number, text in enumerate(mine, start=1)
+        )
     path = Path(corpus)
     if corpus.strip() and is_folder(path):  # a blank name would be the current folder
-        return iterate_folder_documents(path, split)
+        return iterate_folder_split_documents(path, split)
     if is_file(path):
-        return iterate_file_quarters(path, WHOLE[split])
+        return iterate_file_documents_in_quarters(path, WHOLE[split])
     if os.path.exists(corpus):
         kind = describe_file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
-    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_part_locations("corpora")])
+    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_part_import_paths("corpora")])
     raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 
@@ -274,14 +277,14 @@ def split_document_range(total: int, quarters: Quarters) -> tuple[int, int]:
     return first, end
 
 
-def iterate_file_quarters(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_file_documents_in_quarters(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
     first, end = split_document_range(sum(1 for _ in iterate_file_documents(path, fields)), quarters)
     neighbours = first > 0 and path.suffix == ".txt" and not has_wikitext_headings(path)
     return islice(iterate_file_documents(path, fields), first + neighbours, end)
 
 
-def iterate_folder_documents(
+def iterate_folder_split_documents(
     folder: Path, split: Split, stem: str = "valid", fields: Sequence[str] = TEXT
 ) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of ``stem``.*; a folder without those names is refused."""
@@ -298,7 +301,7 @@ def iterate_folder_documents(
     return (
         iterate_file_documents(chosen, fields)
         if split == "evaluate"
-        else iterate_file_quarters(chosen, WITHOUT_TEST[split], fields)
+        else iterate_file_documents_in_quarters(chosen, WITHOUT_TEST[split], fields)
     )
 
 
@@ -312,7 +315,7 @@ def iterate_file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator
 def iterate_text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
     starts = is_heading if has_wikitext_headings(path) else lambda line: not line.strip()
-    return _join_lines(iterate_clean_lines(path), starts)
+    return _join_lines(iterate_newline_normalized_lines(path), starts)
 
 
 def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator[str]:
@@ -328,17 +331,17 @@ def _join_lines(lines: Iterable[str], starts: Callable[[str], bool]) -> Iterator
 
 def has_wikitext_headings(path: Path) -> bool:
     """Whether a text file marks its articles by WikiText headings."""
-    return any(is_heading(line) for line in iterate_clean_lines(path))
+    return any(is_heading(line) for line in iterate_newline_normalized_lines(path))
 
 
-def iterate_clean_lines(path: Path) -> Iterator[str]:
+def iterate_newline_normalized_lines(path: Path) -> Iterator[str]:
     """Lines of a text file, each ending with \n, whatever its line ends.
 
     Raises:
         BadArgument: a line that is no text, by its number.
     """
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
-        text = clean_text(line, f"{path.name}, line {number}")
+        text = normalize_newlines_and_bom(line, f"{path.name}, line {number}")
         yield from io.StringIO(text)  # several, if a carriage return alone ended them
 
 
@@ -363,7 +366,7 @@ def iterate_jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterato
                 names = " and ".join(f'"{field}"' for field in fields)
                 hold = f"field {names} is a string" if len(fields) == 1 else f"fields {names} are strings"
                 raise BadArgument(place, line[:60], f"a JSON object whose {hold}", f"mend the line{why}")
-            yield clean_text(text, place)
+            yield normalize_newlines_and_bom(text, place)
 
 
 def format_row_text(row: Any, fields: Sequence[str]) -> str | None:
@@ -418,8 +421,8 @@ def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:
         return text
 
     texts = (text_of(number, row) for number, row in enumerate(rows, start=1))
-    lines = (clean_text(text, name) for text in texts if _is_clean(text, name))
-    return (text for text in (join_articles(lines) if corpus == "wikitext" else lines) if text.strip())
+    lines = (normalize_newlines_and_bom(text, name) for text in texts if _is_clean(text, name))
+    return (text for text in (join_lines_into_articles(lines) if corpus == "wikitext" else lines) if text.strip())
 
 
 def _is_clean(text: str, name: str) -> bool:
@@ -429,7 +432,7 @@ def _is_clean(text: str, name: str) -> bool:
     return "\0" not in text
 
 
-def join_articles(lines: Iterable[str]) -> Iterator[str]:
+def join_lines_into_articles(lines: Iterable[str]) -> Iterator[str]:
     """Lines of the hub's WikiText, joined into articles."""
     return _join_lines(lines, is_heading)
 
@@ -441,12 +444,12 @@ MARGIN_TOKENS = 64  # tokens before a cut that are discarded
 SECOND_CUT_CHARACTERS = 1009  # characters, a prime: the difference between the two starts
 
 
-def tokenize_document(tokenizer: Any, text: str) -> Ints | LongDocument:
+def tokenize_without_special_tokens(tokenizer: Any, text: str) -> Ints | LazyDocumentTokens:
     """Tokens of ``text`` without special ones, int64 [n]; for a long text, an object that returns any slice."""
-    return _encode(tokenizer, text) if len(text) <= LONG_CHARACTERS else LongDocument(tokenizer, text)
+    return _encode(tokenizer, text) if len(text) <= LONG_CHARACTERS else LazyDocumentTokens(tokenizer, text)
 
 
-class LongDocument:
+class LazyDocumentTokens:
     """Tokens of a long text. ``document[start:stop]`` equals the slice of all its tokens."""
 
     def __init__(self, tokenizer: Any, text: str):

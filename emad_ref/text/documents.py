@@ -66,7 +66,7 @@ BYTE_ORDER_MARK = "\ufeff"
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
-def clean_text(text: str, place: str) -> str:
+def normalize_newlines_and_bom(text: str, place: str) -> str:
     """``text`` without a byte order mark at its start and with \n for every end of a line.
 
     The same words then give the same tokens, whichever system wrote them. ``place``: the origin of the text, for the

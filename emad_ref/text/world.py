@@ -205,7 +205,7 @@ def generate_code_example(rng: random.Random) -> TaskExample:
     return TaskExample("code", prompt, f" {body}\n", "runs", check=check)
 
 
-def generate_recall_example(rng: random.Random) -> TaskExample:
+def generate_tale_retelling_example(rng: random.Random) -> TaskExample:
     """An example with a tale, to retell with another thing and another person."""
     (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
     (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
@@ -218,14 +218,14 @@ TASKS: dict[str, Callable[[random.Random], TaskExample]] = {
     "facts": generate_facts_example,
     "chart": generate_chart_example,
     "code": generate_code_example,
-    "recall": generate_recall_example,
+    "recall": generate_tale_retelling_example,
 }
 
 
 # ---------------------------------------------------------------- corpora and splits
 
 
-def generate_premise_document(rng: random.Random) -> str:
+def generate_chart_then_tales_document(rng: random.Random) -> str:
     return generate_chart_passage(rng) + "".join(generate_tale(rng) for _ in range(rng.randint(1, 2)))
 
 
@@ -234,11 +234,11 @@ def generate_mixed_document(rng: random.Random) -> str:
 
 
 # Training text of the bundled models, in shares of documents: the first three of passages, the others of tasks.
-PASSAGES = ((0.24, generate_premise_document), (0.10, generate_chart_passage), (0.10, generate_mixed_document))
+PASSAGES = ((0.24, generate_chart_then_tales_document), (0.10, generate_chart_passage), (0.10, generate_mixed_document))
 SHARES = {"inventory": 0.16, "facts": 0.14, "chart": 0.12, "code": 0.06, "recall": 0.08}
 
 
-def generate_curriculum(split: Split, rng: random.Random) -> Documents:
+def generate_training_mixture(split: Split, rng: random.Random) -> Documents:
     """Training text of the bundled models: both corpora and the tasks in fixed shares."""
     passages = [_each(maker)(split, rng) for _, maker in PASSAGES]
     worked = [(item.prompt + item.answer for item in _items(task, split, rng)) for task in SHARES]
@@ -252,9 +252,9 @@ def _each(maker: Callable[[random.Random], str]) -> Callable[[Split, random.Rand
 
 
 CORPORA: dict[str, Callable[[Split, random.Random], Documents]] = {
-    "world:premise": _each(generate_premise_document),
+    "world:premise": _each(generate_chart_then_tales_document),
     "world:mixed": _each(generate_mixed_document),
-    "world:curriculum": generate_curriculum,
+    "world:curriculum": generate_training_mixture,
 }
 
 

@@ -133,7 +133,7 @@ class TrainingDiverged(EmadError):
     """Raised if the loss is not a number, so that no useful state is left."""
 
 
-def learning_rate_at(recipe: Recipe, step: int) -> float:
+def learning_rate_factor_at_step(recipe: Recipe, step: int) -> float:
     """Learning rate at ``step``: linear warm-up, then a straight line down to 2 % of the peak."""
     return min(1.0, (step + 1) / recipe.warmup) * (1 - 0.98 * step / recipe.steps)
 
@@ -173,7 +173,7 @@ def train(recipe: Recipe, out: Path, *, resume: bool = False, every: int = STEPS
     for step, batch in progress:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
-            group["lr"] = peak * learning_rate_at(recipe, step)
+            group["lr"] = peak * learning_rate_factor_at_step(recipe, step)
         loss, last = family.loss(model, recipe, batch)
         if not torch.isfinite(loss):
             raise TrainingDiverged(

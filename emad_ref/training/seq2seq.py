@@ -224,7 +224,7 @@ def iterate_batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -
         yield from (collate_batch(part, tokenizer.pad_token_id) for part in cut)
 
 
-def sample_loss_layers(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
+def sample_loss_layers_and_weights(recipe: Seq2SeqRecipe, batch: Seq2SeqBatch) -> tuple[list[int], Tensor]:
     """(layers from 1, the last one last; weights float32 of their losses): CALM's loss in expectation.
 
     The batch determines the drawn layers below the last, so that training needs no separate generator.
@@ -249,7 +249,7 @@ def compute_loss(
         output_hidden_states=True,
         use_cache=False,
     )
-    layers, weights = sample_loss_layers(recipe, batch)
+    layers, weights = sample_loss_layers_and_weights(recipe, batch)
     early = [decoder.final_layer_norm(body.hidden_states[layer]) for layer in layers[:-1]]  # [0] is the embedding
     real = batch.target != IGNORED
     states = torch.stack([*early, body.last_hidden_state])[:, real]  # [layers, tokens, hidden]

@@ -16,18 +16,18 @@ from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported, as_int64
 from emad_ref.record import Ints, Record, Work
 from emad_ref.wire.address import WireAddress
-from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
+from emad_ref.wire.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame_to_buffers, read_frame
 from emad_ref.wire.json_fields import parse_count, read_field
 from emad_ref.wire.messages import (
-    RemoteState,
+    RemoteSessionState,
     ReplyShapes,
-    ServedModel,
-    decode_capabilities,
+    RequestedModel,
+    capabilities_from_header,
     decode_record,
-    decode_state,
+    decode_session_state,
     decode_step,
+    encode_open_decoder_request,
     encode_prompts,
-    encode_request,
     reply_shapes,
 )
 from emad_ref.wire.transport import StreamEnded, StreamTimedOut, Transport, open_transport
@@ -123,7 +123,9 @@ class Connection:
             raise DecoderFailed(str(self.address), name, came, "open a decoder anew")
         if self._closed:
             raise DecoderFailed(str(self.address), name, "the connection is closed", "open a decoder anew")
-        parts = encode_frame(WireFrame({"call": name}) + frame)  # an unencodable call leaves the connection intact
+        parts = encode_frame_to_buffers(
+            WireFrame({"call": name}) + frame
+        )  # an unencodable call leaves the connection intact
         try:
             reply = self._exchanged(name, parts, self._seconds if seconds is None else seconds)
             refusal = _parse_refusal(reply)
@@ -168,7 +170,7 @@ class Connection:
             raise ConnectionBroken(f"no reply within {seconds:g} s{so_far}", TIMEOUT_REMEDY) from error
         except NotAFrame as error:
             raise ConnectionBroken(
-                f"{error.magic + stream.read_rest()!r} where a frame begins with {MAGIC!r}", GARBAGE_REMEDY
+                f"{error.magic + stream.read_bytes_until_quiet()!r} where a frame begins with {MAGIC!r}", GARBAGE_REMEDY
             ) from error
         except BadFrame as error:
             raise ConnectionBroken(f"a frame with {error}", MISFIT_REMEDY) from error
@@ -220,7 +222,7 @@ class DecoderClient:
         self.address, self._seconds = address, seconds
         self._connection: Connection | None = None
 
-    def open_decoder(self, request: Request, model: ServedModel, vocabulary: int) -> RemoteDecoder:
+    def open_decoder(self, request: Request, model: RequestedModel, vocabulary: int) -> RemoteDecoder:
         """Open a decoder for ``request``; ``vocabulary``: V of its logits.
 
         Raises:
@@ -240,18 +242,18 @@ class DecoderClient:
 
 
 class RemoteDecoder:
-    def __init__(self, connection: Connection, request: Request, model: ServedModel, vocabulary: int):
+    def __init__(self, connection: Connection, request: Request, model: RequestedModel, vocabulary: int):
         def opened(reply: WireFrame) -> tuple[int, Capabilities]:
-            return read_field(reply.header, "decoder", parse_count), decode_capabilities(reply.header)
+            return read_field(reply.header, "decoder", parse_count), capabilities_from_header(reply.header)
 
         self._connection, self.is_open = connection, True
-        self._id, self.capabilities = connection.call("open", encode_request(request, model), opened)
+        self._id, self.capabilities = connection.call("open", encode_open_decoder_request(request, model), opened)
         self._sizes = reply_shapes(request.point, vocabulary, self.capabilities)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[RemoteSession, Step]:
-        def started(reply: WireFrame) -> tuple[int, RemoteState, Step]:
+        def started(reply: WireFrame) -> tuple[int, RemoteSessionState, Step]:
             rows = len(prompts)
-            state, step = decode_state(reply, rows, self._sizes), decode_step(reply, rows, 1, 1, self._sizes)
+            state, step = decode_session_state(reply, rows, self._sizes), decode_step(reply, rows, 1, 1, self._sizes)
             return read_field(reply.header, "session", parse_count), state, step
 
         self._require_open()
@@ -287,7 +289,7 @@ class RemoteSession:
     """A session of a remote decoder. Length, cap and work are those of the last reply."""
 
     def __init__(
-        self, decoder: RemoteDecoder, connection: Connection, number: int, sizes: ReplyShapes, state: RemoteState
+        self, decoder: RemoteDecoder, connection: Connection, number: int, sizes: ReplyShapes, state: RemoteSessionState
     ):
         self._decoder, self._connection, self._id = decoder, connection, number
         self._sizes, self._state, self._open = sizes, state, True
@@ -340,8 +342,10 @@ class RemoteSession:
         return len(self._state.length)
 
     def _stepped(self, call: str, frame: WireFrame, n: int, read: int) -> Step:
-        def stepped(reply: WireFrame) -> tuple[RemoteState, Step]:
-            return decode_state(reply, self._rows, self._sizes), decode_step(reply, self._rows, n, read, self._sizes)
+        def stepped(reply: WireFrame) -> tuple[RemoteSessionState, Step]:
+            return decode_session_state(reply, self._rows, self._sizes), decode_step(
+                reply, self._rows, n, read, self._sizes
+            )
 
         self._require_open()
         self._state, step = self._connection.call(call, self._address() + frame, stepped)
@@ -350,7 +354,7 @@ class RemoteSession:
     def _changed(self, call: str, frame: WireFrame, rows: int) -> None:
         self._require_open()
         self._state = self._connection.call(
-            call, self._address() + frame, lambda reply: decode_state(reply, rows, self._sizes)
+            call, self._address() + frame, lambda reply: decode_session_state(reply, rows, self._sizes)
         )
 
     def _address(self) -> WireFrame:

@@ -327,7 +327,7 @@ class ConnectionLostBeforeReply(OSError):
 
 
 @dataclass(frozen=True)
-class ReplyPart(Generic[Reading]):
+class ParsedReply(Generic[Reading]):
     """Content of one reply: a ``reading`` of it, its ``tokens``, and whether to request the rest."""
 
     reading: Reading
@@ -443,10 +443,10 @@ class EngineClient:
     def complete(self, prompt: Ints, max_new: int, stop: frozenset[int], temperature: float, seed: int) -> Completion:
         """One row. Raises Unsupported, DecoderFailed."""
 
-        def ask(history: Ints, left: int, seed: int) -> ReplyPart[Completion]:
+        def ask(history: Ints, left: int, seed: int) -> ParsedReply[Completion]:
             body = self.interface.build_request_body(history, left, stop, temperature, seed)
 
-            def read(reply: Mapping[str, Any]) -> ReplyPart[Completion]:
+            def read(reply: Mapping[str, Any]) -> ParsedReply[Completion]:
                 found = self._completion(reply, history, stop)
                 return self._part(reply, found, found)
 
@@ -468,10 +468,10 @@ class EngineClient:
     def _log_probs(self, prompt: Ints, max_new: int, top: int, fields: dict[str, Any]) -> TokenLogProbs:
         none: frozenset[int] = frozenset()
 
-        def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenLogProbs]:
+        def ask(history: Ints, left: int, seed: int) -> ParsedReply[TokenLogProbs]:
             body = self.interface.build_request_body(history, left, none, 0.0, seed) | fields
 
-            def read(reply: Mapping[str, Any]) -> ReplyPart[TokenLogProbs]:
+            def read(reply: Mapping[str, Any]) -> ParsedReply[TokenLogProbs]:
                 found = self._completion(reply, history, none)
                 return self._part(reply, found, self.interface.parse_log_probs(reply, history, found.tokens, top))
 
@@ -482,14 +482,14 @@ class EngineClient:
         columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return TokenLogProbs(**columns, prompt=parts[0].prompt)
 
-    def _part(self, reply: Mapping[str, Any], completion: Completion, reading: Reading) -> ReplyPart[Reading]:
+    def _part(self, reply: Mapping[str, Any], completion: Completion, reading: Reading) -> ParsedReply[Reading]:
         """``reading`` of ``reply``, which holds ``completion``."""
         unfinished = not completion.stopped and self.interface.is_unfinished(reply)
-        return ReplyPart(reading, completion.tokens, unfinished)
+        return ParsedReply(reading, completion.tokens, unfinished)
 
     @staticmethod
     def _parts(
-        prompt: Ints, max_new: int, seed: int, ask: Callable[[Ints, int, int], ReplyPart[Reading]]
+        prompt: Ints, max_new: int, seed: int, ask: Callable[[Ints, int, int], ParsedReply[Reading]]
     ) -> list[Reading]:
         """Parts of one answer: ``ask(history, tokens left, seed)`` until one is finished or there are ``max_new``.
 
@@ -526,12 +526,12 @@ class EngineClient:
         """Arrivals of one row. Raises Unsupported, DecoderFailed."""
         interface, began = self.interface, time.perf_counter()
 
-        def ask(history: Ints, left: int, seed: int) -> ReplyPart[TokenArrivals]:
+        def ask(history: Ints, left: int, seed: int) -> ParsedReply[TokenArrivals]:
             body = interface.build_request_body(history, left, stop, temperature, seed)
             before_s = time.perf_counter() - began
             if not stream:
 
-                def read(reply: Mapping[str, Any]) -> ReplyPart[TokenArrivals]:
+                def read(reply: Mapping[str, Any]) -> ParsedReply[TokenArrivals]:
                     whole_s, found = time.perf_counter() - began, self._completion(reply, history, stop)
                     at_end = np.full(len(found.tokens), whole_s)
                     arrivals = TokenArrivals(found.tokens, at_end, whole_s, interface.parse_text(reply))
@@ -540,7 +540,7 @@ class EngineClient:
                 return self._read(body, read)
             received = EventStream()
             self._stream(body, received)
-            whole_s = before_s + received.elapsed_seconds()
+            whole_s = before_s + received.seconds_since_restart()
             with self._readable(received.events):
                 timed = [(before_s + seconds, data) for seconds, data in received.events]
                 return self._joined_arrivals(timed, history, stop, whole_s)
@@ -572,7 +572,7 @@ class EngineClient:
 
     def _joined_arrivals(
         self, received: Sequence[tuple[float, str]], prompt: Ints, stop: frozenset[int], whole_s: float
-    ) -> ReplyPart[TokenArrivals]:
+    ) -> ParsedReply[TokenArrivals]:
         """Raises as ``CompletionInterface.join_events``."""
         timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
         for _, event in timed:

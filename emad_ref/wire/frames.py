@@ -56,7 +56,7 @@ class WireFrame:
         return WireFrame(self.header | other.header, self.arrays | other.arrays)
 
 
-def encode_frame(frame: WireFrame) -> list[bytes | memoryview]:
+def encode_frame_to_buffers(frame: WireFrame) -> list[bytes | memoryview]:
     """The frame's bytes, in parts: large arrays are not copied.
 
     Raises:

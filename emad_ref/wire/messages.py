@@ -38,7 +38,7 @@ COUNTS = ("encoder_tokens", "encoder_context")  # numeric fields of Work
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class RequestedModel:
     """The model to decode with: the folder of its weights, and the client's own dtype and device.
 
     ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.loading.fingerprint_of``.
@@ -93,7 +93,7 @@ def read_floats(frame: WireFrame, name: str, *shape: int | None) -> Floats:
 # ---------------------------------------------------------------- requests
 
 
-def encode_request(request: Request, model: ServedModel) -> WireFrame:
+def encode_open_decoder_request(request: Request, model: RequestedModel) -> WireFrame:
     """The fields of ``open``."""
     return WireFrame(
         {
@@ -106,10 +106,12 @@ def encode_request(request: Request, model: ServedModel) -> WireFrame:
     )
 
 
-def decode_request(frame: WireFrame) -> Request:
-    """The request of an ``open``; ``load()`` of its model returns the ``ServedModel`` that the client described."""
+def decode_open_decoder_request(frame: WireFrame) -> Request:
+    """The request of an ``open``; ``load()`` of its model returns the ``RequestedModel`` that the client described."""
     described = read_field(frame.header, "model", parse_mapping)
-    model = ServedModel(**{part.name: read_field(described, part.name, parse_text) for part in fields(ServedModel)})
+    model = RequestedModel(
+        **{part.name: read_field(described, part.name, parse_text) for part in fields(RequestedModel)}
+    )
     return Request(
         ModelRef(model.name, lambda: model),
         json_fields.point_from_json(read_field(frame.header, "point", parse_mapping)),
@@ -119,11 +121,11 @@ def decode_request(frame: WireFrame) -> Request:
     )
 
 
-def encode_capabilities(capabilities: Capabilities) -> dict[str, Any]:
+def capabilities_to_json(capabilities: Capabilities) -> dict[str, Any]:
     return asdict(capabilities) | {"schedules": sorted(capabilities.schedules)}
 
 
-def decode_capabilities(header: Mapping[str, Any]) -> Capabilities:
+def capabilities_from_header(header: Mapping[str, Any]) -> Capabilities:
     fields = read_field(header, "capabilities", parse_mapping)
     schedules = read_field(fields, "schedules", parse_list)
     if not all(isinstance(name, str) for name in schedules):
@@ -206,13 +208,13 @@ def decode_step(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShap
     )
 
 
-def encode_state(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
+def encode_session_state(length: Ints, cap: Ints, work: Work | None) -> WireFrame:
     arrays = {"length": as_int64("length", length), "cap": as_int64("cap", cap)}
     return WireFrame(arrays=arrays) + encode_work(work, "work")
 
 
 @dataclass(frozen=True)
-class RemoteState:
+class RemoteSessionState:
     """``length``, ``cap`` int64 [rows]; ``work`` None if the decoder does not count."""
 
     length: Ints
@@ -220,9 +222,9 @@ class RemoteState:
     work: Work | None
 
 
-def decode_state(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteState:
+def decode_session_state(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteSessionState:
     cap = _require_layers(read_ints(frame, "cap", rows), "cap", sizes)
-    return RemoteState(
+    return RemoteSessionState(
         read_ints(frame, "length", rows), cap, decode_work(frame, "work", sizes) if sizes.counted else None
     )
 

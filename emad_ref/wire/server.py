@@ -1,8 +1,8 @@
 """Server side of the wire protocol: answer the calls of one client (the judge) with decoders of any factory.
 
 ``DecoderServer`` knows no model: ``make`` turns a request into a decoder, or refuses. ``request.model.load()`` gives
-the client's description of the model, a ``messages.ServedModel``. An ``EmadError`` becomes a refusal of its kind. Any
-other exception becomes a failure, with its traceback on standard error, and the loop continues.
+the client's description of the model, a ``messages.RequestedModel``. An ``EmadError`` becomes a refusal of its kind.
+Any other exception becomes a failure, with its traceback on standard error, and the loop continues.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
 from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.client import FAILURE, WIRE
-from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
+from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers, read_frame
 from emad_ref.wire.json_fields import parse_count, parse_integer, parse_list, parse_optional, read_field
 from emad_ref.wire.messages import (
+    capabilities_to_json,
+    decode_open_decoder_request,
     decode_prompts,
-    decode_request,
-    encode_capabilities,
     encode_record,
-    encode_state,
+    encode_session_state,
     encode_step,
     read_ints,
 )
@@ -103,7 +103,7 @@ class DecoderServer:
         try:
             while True:
                 _set_deadline(stream, self._limits.idle_s)
-                if not stream.wait_for_data():
+                if not stream.has_data_before_deadline():
                     raise IdleTimeout(f"no call for {self._limits.idle_s:g} s")
                 _set_deadline(stream, self._limits.frame_s)
                 try:
@@ -132,7 +132,7 @@ class DecoderServer:
             if not isinstance(name, str) or name not in self._calls:
                 raise BadArgument("call", name, f"one of {', '.join(self._calls)}")
             with self._turn:
-                return encode_frame(WireFrame({"reply": name}) + self._calls[name](frame))
+                return encode_frame_to_buffers(WireFrame({"reply": name}) + self._calls[name](frame))
         except EmadError as error:
             kind = next((kind for family, kind in REFUSAL_KINDS if isinstance(error, family)), FAILURE)
             return _encode_refusal(kind, str(error) if kind != FAILURE else f"{type(error).__name__}: {error}")
@@ -149,10 +149,10 @@ class DecoderServer:
 
     def _opened(self, frame: WireFrame) -> WireFrame:
         _require_within("decoders", len(self._decoders) + 1, self._limits.sessions, "--sessions")
-        decoder = self._make(decode_request(frame))
+        decoder = self._make(decode_open_decoder_request(frame))
         number = next(self._numbers)
         self._decoders[number] = decoder
-        return WireFrame({"decoder": number, "capabilities": encode_capabilities(decoder.capabilities)})
+        return WireFrame({"decoder": number, "capabilities": capabilities_to_json(decoder.capabilities)})
 
     def _start(self, frame: WireFrame) -> WireFrame:
         owner, decoder = self._decoder(frame)
@@ -241,7 +241,7 @@ def _require_within(name: str, value: int, most: int, option: str) -> None:
 
 def _encode_refusal(kind: str, message: str) -> list[bytes | memoryview]:
     cut = message if len(message) <= MESSAGE_CHARACTERS else f"{message[:MESSAGE_CHARACTERS]} …"
-    return encode_frame(WireFrame({"error": kind, "message": cut}))
+    return encode_frame_to_buffers(WireFrame({"error": kind, "message": cut}))
 
 
 def _lookup(kind: str, number: int, table: dict[int, T]) -> T:
@@ -251,4 +251,4 @@ def _lookup(kind: str, number: int, table: dict[int, T]) -> T:
 
 
 def _session_state_frame(session: Session) -> WireFrame:
-    return encode_state(session.length, session.cap, session.work)
+    return encode_session_state(session.length, session.cap, session.work)

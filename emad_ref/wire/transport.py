@@ -88,7 +88,7 @@ class Stream:
             at += got
         return buffer
 
-    def wait_for_data(self) -> bool:
+    def has_data_before_deadline(self) -> bool:
         """Whether bytes come, or the other side closes, before the deadline."""
         return self._wait(self.incoming, select.POLLIN)
 
@@ -104,7 +104,7 @@ class Stream:
                 except BlockingIOError:
                     continue
 
-    def read_rest(self, most: int = 80) -> bytes:
+    def read_bytes_until_quiet(self, most: int = 80) -> bytes:
         """Further bytes, at most ``most``, until none come for ``QUIET_MS``; none from a broken stream."""
         ready, data = select.poll(), b""
         ready.register(self.incoming, select.POLLIN)
@@ -206,7 +206,7 @@ class ProgramTransport:
         The group remains if the supervisor was killed, by the program itself or for lack of memory.
         """
         if supervisor.is_supervision_available():
-            supervisor.kill_process(self._process)
+            supervisor.kill_process_tree(self._process)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -338,12 +338,12 @@ class EventStream:
         for line in lines:
             self._take_line(line.rstrip(b"\r").decode("utf-8", "replace"))
 
-    def elapsed_seconds(self) -> float:
+    def seconds_since_restart(self) -> float:
         return time.perf_counter() - self._began
 
     def _take_line(self, line: str) -> None:
         if line.startswith("data:"):
             self._data.append(line.removeprefix("data:").removeprefix(" "))
         elif not line and self._data:
-            self.events.append((self.elapsed_seconds(), "\n".join(self._data)))
+            self.events.append((self.seconds_since_restart(), "\n".join(self._data)))
             self._data = []

@@ -81,4 +81,4 @@ def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:
-        supervisor.kill_process(process)
+        supervisor.kill_process_tree(process)

@@ -118,7 +118,7 @@ def _is_done(future: Future[Any]) -> bool:
     return future.done() and not isinstance(future.exception(), BrokenExecutor)
 
 
-def dispatch_exclusively(
+def dispatch_timed_units_after_others(
     pool: WorkerPool,
     function: Callable[[Unit], Result],
     units: Iterable[Unit],

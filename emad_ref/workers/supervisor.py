@@ -38,7 +38,7 @@ def supervised_command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", __file__, *words] if is_supervision_available() else [*words]
 
 
-def supervise(words: list[str]) -> None:
+def supervise_program_and_exit(words: list[str]) -> None:
     """Run ``words``; when the program has exited, kill its remaining processes and exit as it did."""
     import ctypes
 
@@ -74,7 +74,7 @@ def supervise(words: list[str]) -> None:
     os._exit(code)
 
 
-def kill_process(process: subprocess.Popen[bytes]) -> None:
+def kill_process_tree(process: subprocess.Popen[bytes]) -> None:
     """Kill a process of ``supervised_command`` and all processes that it started."""
     if process.poll() is None:
         kill_descendants(process.pid)
@@ -125,4 +125,4 @@ def open_pidfds(ids: set[int]) -> dict[int, int]:
 
 
 if __name__ == "__main__":
-    supervise(sys.argv[1:])
+    supervise_program_and_exit(sys.argv[1:])

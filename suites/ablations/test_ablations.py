@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.measurements import ablations
-from emad_ref.measurements.early_exits import make_minimum_layer_tables
+from emad_ref.measurements.early_exits import tabulate_minimum_layers_by_task
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
 
@@ -26,7 +26,7 @@ def ablate(emad_evidence: ModelMeasurements, emad_record: Recorder, emad_rng: np
 
     def rows(ablation: Callable[..., Any]) -> Rows:
         shown = ablation(emad_evidence, emad_rng)
-        emad_record.record_attachments(emad_evidence.name, shown)
+        emad_record.record_tables_points_notes(emad_evidence.name, shown)
         found: Rows = shown.tables[0].rows
         return found
 
@@ -41,7 +41,7 @@ def require_full_depth_first(rows: Rows) -> None:
     assert (rows[0]["rise %"], rows[0]["net reduction %"]) == (0.0, 0.0)
 
 
-def require_deeper_by_margin(rows: Rows) -> None:
+def require_depth_rising_with_margin(rows: Rows) -> None:
     depths = [row["mean depth"] for row in rows]
     assert depths == sorted(depths), "a larger margin lowers thresholds: deeper"
 
@@ -58,7 +58,7 @@ def test_calibration_corpus(ablate: Ablate) -> None:
     require_net_at_most_gross(rows)
     for text in corpora:
         for profile in corpora:
-            require_deeper_by_margin([row for row in rows if (row["text"], row["profile"]) == (text, profile)])
+            require_depth_rising_with_margin([row for row in rows if (row["text"], row["profile"]) == (text, profile)])
 
 
 @STANDARD
@@ -69,7 +69,7 @@ def test_conditioning(ablate: Ablate) -> None:
     require_net_at_most_gross(rows)
     assert all(row["fallen back"] <= row["bins"] for row in rows)
     for features in {row["features"] for row in rows}:
-        require_deeper_by_margin([row for row in rows if row["features"] == features])
+        require_depth_rising_with_margin([row for row in rows if row["features"] == features])
 
 
 @STANDARD
@@ -81,8 +81,8 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
     exits = emad_evidence.early_exits
     if absence := exits.absent_premise:
         pytest.skip("{} ({})".format(*absence))
-    shown = make_minimum_layer_tables(exits)
-    emad_record.record_attachments(emad_evidence.name, shown)
+    shown = tabulate_minimum_layers_by_task(exits)
+    emad_record.record_tables_points_notes(emad_evidence.name, shown)
     layers = emad_evidence.subject.stepper.layers
     for table in shown.tables:
         assert table.rows[0]["mean exit"] == layers
@@ -111,7 +111,7 @@ def test_flatness(ablate: Ablate) -> None:
 @MEASURED
 def test_interpolation(ablate: Ablate) -> None:
     """Interpolation between probes, which also exits at layers without a probe."""
-    rows = ablate(ablations.ablate_interpolation)
+    rows = ablate(ablations.ablate_exit_interpolation)
     require_net_at_most_gross(rows)
     for off, on in zip(rows[::2], rows[1::2], strict=True):
         assert (off["interpolation"], on["interpolation"]) == ("off", "on")

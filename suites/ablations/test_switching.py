@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.pair_measurements import PairMeasurements, make_cost_score_tables
+from emad_ref.measurements.pair_measurements import PairMeasurements, make_cost_score_table
 from pytest_emad.recorder import Recorder
 
 
@@ -14,7 +14,7 @@ def test_one_table_of_switching_and_speculation(emad_pair: PairMeasurements, ema
         "" if emad_pair.routing_rules.written_tasks_worth_routing else "no answer is written"
     ):
         pytest.skip(f"not applicable ({reason})")
-    shown = make_cost_score_tables(emad_pair)
+    shown = make_cost_score_table(emad_pair)
     for note in shown.notes:
         emad_record.record_note(note)
     (table,) = shown.tables

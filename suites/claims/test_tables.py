@@ -11,4 +11,4 @@ from pytest_emad.recorder import Recorder
 
 @pytest.mark.parametrize("name", table_names())
 def test_table(emad_evidence: ModelMeasurements, emad_record: Recorder, name: str) -> None:
-    emad_record.record_attachments(emad_evidence.name, find_table_function(name)(emad_evidence))
+    emad_record.record_tables_points_notes(emad_evidence.name, find_table_function(name)(emad_evidence))

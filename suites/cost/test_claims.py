@@ -11,7 +11,7 @@ from emad_ref.claims.speedup import time_chosen_point
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.environment import has_pytest_benchmark
 from pytest_emad.selection import claim_pytest_params
-from pytest_emad.suite_support import CLOCK, Ask, Auditor, record_benchmark_samples
+from pytest_emad.suite_support import CLOCK, Ask, AuditFindingGate, record_benchmark_samples
 
 
 @pytest.mark.parametrize("claim", claim_pytest_params("cost", "model"))
@@ -26,7 +26,7 @@ def test_samples_are_recorded_as_benchmarks(
     request: pytest.FixtureRequest,
     emad_evidence: ModelMeasurements,
     emad_docket: RunPlan,
-    emad_audit: Auditor,
+    emad_audit: AuditFindingGate,
     arm: str,
 ) -> None:
     """Hand the samples of the paired run to pytest-benchmark's tables and JSON; nothing is timed again."""

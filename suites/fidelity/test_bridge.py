@@ -8,24 +8,26 @@ import pytest
 from emad_ref.audit.decoding_checks import check_generation
 from emad_ref.audit.positions import draw_short_lengths
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, ROWS = 24, 5
 FEWEST_ROWS = 3
 
 
-def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
+def test_teacher_forced_depths_and_losses_are_replays(
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate
+) -> None:
     emad_audit(emad_evidence.replay_validity.bridge_finding)
 
 
 @pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, kind: str
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, kind: str
 ) -> None:
     """Prompts have from one token to twice the tokens of a timed prompt."""
     subject = emad_evidence.subject
     point = getattr(emad_evidence.replay_validity, kind)
     longest = min(2 * subject.budget.prompt_tokens, subject.window_size - NEW)
     lengths = draw_short_lengths(emad_rng, subject.scale_by_audit_share(ROWS, FEWEST_ROWS), longest)
-    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_generation(under_test, prompts, NEW))

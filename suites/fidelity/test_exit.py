@@ -18,7 +18,7 @@ from emad_ref.measurements.learned_exit import ExitEvaluation
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 FED, NEW, ROWS = 12, 24, 5
 
@@ -32,17 +32,20 @@ def exact_kv_point(emad_exit: ExitEvaluation) -> OperatingPoint:
 
 
 def test_teacher_forced_depths_and_losses_are_replays(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, exact_kv_point: OperatingPoint
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, exact_kv_point: OperatingPoint
 ) -> None:
     emad_audit(emad_evidence.replay_validity.check_bridge(exact_kv_point))
 
 
 def test_signals_depths_and_ledger_are_the_rules(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact_kv_point: OperatingPoint
+    emad_evidence: ModelMeasurements,
+    emad_audit: AuditFindingGate,
+    emad_rng: np.random.Generator,
+    exact_kv_point: OperatingPoint,
 ) -> None:
     subject = emad_evidence.subject
     lengths = subject.draw_short_lengths(emad_rng, ROWS, FED)
-    with subject.open_decoder_with_prompts(exact_kv_point, emad_rng, lengths, FED) as (
+    with subject.open_decoder_and_draw_prompts(exact_kv_point, emad_rng, lengths, FED) as (
         under_test,
         prompts,
         continuation,
@@ -51,22 +54,28 @@ def test_signals_depths_and_ledger_are_the_rules(
 
 
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, exact_kv_point: OperatingPoint
+    emad_evidence: ModelMeasurements,
+    emad_audit: AuditFindingGate,
+    emad_rng: np.random.Generator,
+    exact_kv_point: OperatingPoint,
 ) -> None:
     subject = emad_evidence.subject
-    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(exact_kv_point, max_rows=ROWS) as decoder:
-        emad_audit(check_generation(subject.wrap_for_audit(decoder, exact_kv_point), prompts, NEW))
+        emad_audit(check_generation(subject.make_decoder_under_test(decoder, exact_kv_point), prompts, NEW))
 
 
 def test_made_up_states_are_those_of_our_own_decoder(
-    emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements,
+    emad_exit: ExitEvaluation,
+    emad_audit: AuditFindingGate,
+    emad_rng: np.random.Generator,
 ) -> None:
     """Compared row by row, which shows a row that depends on others."""
     point, subject = emad_exit.recommended_point, emad_evidence.subject
     if point is None or point is emad_exit.exact_kv_point:
         pytest.skip("no point of the exit makes states up")
-    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
     alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
@@ -74,12 +83,15 @@ def test_made_up_states_are_those_of_our_own_decoder(
 
 
 def test_drafts_leave_the_models_own_output(
-    emad_evidence: ModelMeasurements, emad_exit: ExitEvaluation, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements,
+    emad_exit: ExitEvaluation,
+    emad_audit: AuditFindingGate,
+    emad_rng: np.random.Generator,
 ) -> None:
     subject, drafting = emad_evidence.subject, emad_exit.exit.drafting
     if drafting is None:
         pytest.skip("the exit holds no way to draft")
-    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
+    prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
     found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())

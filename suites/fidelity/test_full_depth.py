@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import prompts_and_next_tokens
+from emad_ref.audit.token_comparison import prompts_and_predicted_tokens
 from emad_ref.audit.tolerances import check_declared_noise, find_first_excess
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8
 TEXTS, FEWEST_TEXTS, TEXT = 32, 4, 32  # texts of so many tokens, of which every beginning may be a prompt
@@ -17,7 +17,7 @@ MOST_SAID, TOGETHER = 256, 16  # such prompts, and those of a request
 
 
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     """Continues a few prompts, then once each token that the model emits after text and after random tokens."""
     subject = emad_evidence.subject
@@ -28,10 +28,10 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     own = subject.generate_greedy(prompts, new)
     emad_audit.require_same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist(), declared=declared)
     texts = subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS)
-    drawn, _ = subject.draw_prompts(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
+    drawn, _ = subject.draw_prompts_with_continuations(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
     read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary_size, len(text) - 1)) for text in read]
-    prompts, wanted = prompts_and_next_tokens(subject.reference_lens, read, MOST_SAID)
+    prompts, wanted = prompts_and_predicted_tokens(subject.reference_lens, read, MOST_SAID)
     with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
         said = [
             emitted.tolist()
@@ -41,7 +41,9 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     emad_audit.require_same_tokens(prompts, said, wanted, declared=declared)
 
 
-def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasurements, emad_audit: Auditor) -> None:
+def test_last_layer_readout_is_the_models_distribution(
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate
+) -> None:
     subject = emad_evidence.subject
     (prompt,) = subject.make_equal_prompts(1, LENGTH)
     own = subject.compute_model_logits(prompt.tokens)
@@ -61,7 +63,7 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: ModelMeasu
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_declared_noise_is_what_rounding_can_honestly_need(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, full: bool
 ) -> None:
     subject = emad_evidence.subject
     with subject.open_decoder(

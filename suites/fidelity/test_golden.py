@@ -17,7 +17,7 @@ from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.point import OperatingPoint
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, LENGTH = 24, 8
 
@@ -50,7 +50,7 @@ GOLDEN_KINDS = {
 
 @pytest.mark.parametrize("kind", GOLDEN_KINDS)
 def test_tokens_and_depths_are_the_golden_ones(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, kind: str
 ) -> None:
     evidence, subject, asked = emad_evidence, emad_evidence.subject, GOLDEN_KINDS[kind]
     if subject.seed and kind != "greedy":

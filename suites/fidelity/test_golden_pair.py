@@ -19,7 +19,7 @@ from emad_ref.measurements.pair_models import (
 from emad_ref.protocol import Prompt
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, LENGTH, ROWS = 24, 8, 2
 RULE = SwitchingRule(threshold_bits=2.5, window=3, least_run=3)
@@ -74,13 +74,13 @@ PAIRED: dict[str, Taking] = {
 
 
 @pytest.fixture
-def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
+def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> AuditFindingGate:
     large = emad_pair.large.subject
-    return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
+    return AuditFindingGate(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("kind", PAIRED)
-def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, pair_auditor: Auditor, kind: str) -> None:
+def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, pair_auditor: AuditFindingGate, kind: str) -> None:
     subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
     if large.seed:
         pytest.skip("not applicable (pairs are on record for seed 0 alone)")

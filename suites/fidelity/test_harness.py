@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.continuations import ForcedInput, score_by_decoding, score_by_replay
@@ -17,7 +17,7 @@ CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one
 
 
 def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate
 ) -> None:
     subject, longest = emad_evidence.subject, max(CONTINUATIONS)
     if subject.is_seq2seq:

@@ -7,14 +7,14 @@ import numpy as np
 from emad_ref.audit.log_probs import check_log_probs
 from emad_ref.audit.positions import draw_long_lengths
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 ROWS, NEW = 6, 8
 TOP = 5  # likeliest tokens: what every interface of completions allows
 
 
 def test_log_probabilities_are_the_models(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     """Ragged rows, one of a single token, and one prompt near the end of the window."""
     subject = emad_evidence.subject
@@ -22,5 +22,9 @@ def test_log_probabilities_are_the_models(
         *subject.draw_short_lengths(emad_rng, ROWS, NEW),
         max(draw_long_lengths(emad_rng, subject.audited_window_size - NEW)),
     ]
-    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         emad_audit(check_log_probs(under_test, prompts, NEW, min(TOP, subject.stepper.vocabulary_size)))

@@ -8,7 +8,7 @@ import pytest
 from emad_ref.audit.sampling import SampledRecord, check_sampling, choose_early_stop_tokens
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.protocol import Capabilities
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
 NEW = 16
@@ -24,7 +24,11 @@ TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn,
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 @pytest.mark.parametrize("warmth", TEMPERATURES)
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str, full: bool
+    emad_evidence: ModelMeasurements,
+    emad_audit: AuditFindingGate,
+    emad_rng: np.random.Generator,
+    warmth: str,
+    full: bool,
 ) -> None:
     """The first two rows share a prompt. The first seed is used twice, and once more while rows end early.
 
@@ -36,7 +40,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
     different = subject.scale_by_audit_share(DIFFERENT, FEWEST)
     new = subject.scale_by_audit_share(NEW, FEWEST_NEW[warmth])
-    prompts, _ = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, different, new), 1)
+    prompts, _ = subject.draw_prompts_with_continuations(
+        emad_rng, subject.draw_short_lengths(emad_rng, different, new), 1
+    )
     prompts = [prompts[0], *prompts]
     seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
     if subject.has_reference_decoder:

@@ -7,13 +7,15 @@ import pytest
 from emad_ref.audit.finding import Finding
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, ROWS, LENGTH = 8, 2, 8
 
 
 @pytest.mark.parametrize("kind", ["full depth", "probing"])
-def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_audit: Auditor, kind: str) -> None:
+def test_the_judges_model_is_left_alone(
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, kind: str
+) -> None:
     """Opening a decoder compares the model before and after, here and in every other test."""
     subject = emad_evidence.subject
     point = subject.full_depth_point if kind == "full depth" else emad_evidence.replay_validity.probing_point
@@ -27,7 +29,7 @@ def test_the_judges_model_is_left_alone(emad_evidence: ModelMeasurements, emad_a
 
 
 def test_counted_work_is_the_work_that_runs(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_record: Recorder
 ) -> None:
     """Unobservable work is recorded as undecided and fails nothing: ``suites/cost`` judges it by time."""
     seen = emad_evidence.flop_verification.observed_finding

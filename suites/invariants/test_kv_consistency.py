@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.claims.base import Answer, ClaimContext, find_question
-from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, measure_logit_differences
+from emad_ref.claims.base import Answer, ClaimContext, find_question_of_claim
+from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, measure_forced_logit_differences
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
@@ -29,10 +29,10 @@ def test_logits_at_any_admissible_depth_are_the_full_models(
         @given(st.lists(st.integers(1, layers), min_size=FED, max_size=FED), st.integers(0, SEEDS))
         def compare(falls: list[int], seed: int) -> None:
             with stop_search_on_refusal():
-                drawn.append(measure_logit_differences(evidence, falls, seed))
+                drawn.append(measure_forced_logit_differences(evidence, falls, seed))
 
         with reraise_refusal():
             compare()
         return answer_from_differences(evidence, asked, drawn)
 
-    emad_ask("EMAD-E2", replace(find_question("EMAD-E2"), answer=answer))
+    emad_ask("EMAD-E2", replace(find_question_of_claim("EMAD-E2"), answer=answer))

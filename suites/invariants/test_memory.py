@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.audit.memory import MemoryReading, check_session_memory
+from emad_ref.audit.memory import MemoryReading, check_session_memory_leak
 from emad_ref.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold
 ENOUGH = 8 * 2**20  # over all sessions: well above what reading memory is off by
@@ -20,7 +20,7 @@ ROWS = 4
 
 
 def test_what_is_closed_or_rolled_back_gives_its_memory_back(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
     if reason := memory_unreadable_reason(subject.stepper.device):
@@ -35,8 +35,10 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     def read() -> MemoryReading:
         return used_memory_bytes(subject.stepper.device), live_tensor_bytes()
 
-    prompts, _ = subject.draw_prompts(emad_rng, [tokens // rows] * rows, 1)
+    prompts, _ = subject.draw_prompts_with_continuations(emad_rng, [tokens // rows] * rows, 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
         emad_audit(
-            check_session_memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read)
+            check_session_memory_leak(
+                decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read
+            )
         )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_decisions, check_generation, require_valid_record
+from emad_ref.audit.decoding_checks import check_decisions, check_generation, require_record_matches_lens
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.positions import (
     check_positions_in_window,
@@ -27,7 +27,7 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS
 from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": draw_long_lengths, "edges": draw_buffer_edge_lengths}
@@ -42,16 +42,16 @@ MOST = 2**27  # logits of a generated row that an audit holds at once, those of 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_forced_depths_are_obeyed_far_into_the_window(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, lengths: str
 ) -> None:
     subject = emad_evidence.subject
     point, drawn = subject.full_depth_point, LENGTHS[lengths](emad_rng, subject.audited_window_size - FED)
-    with subject.open_decoder_with_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 def test_every_position_is_written_and_read(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
     """By single steps, by feeds of any width, and in prompts that end at the edges of K/V blocks of any usual size.
 
@@ -67,16 +67,16 @@ def test_every_position_is_written_and_read(
         )
     rows = OWN_ROWS if ours else max(subject.budget.batch_sizes) + 1
     window = min(subject.stepper.max_positions, subject.audited_window_size + BEYOND)
-    prompts, _ = subject.draw_prompts(emad_rng, [window] * rows, 0)
+    prompts, _ = subject.draw_prompts_with_continuations(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open_decoder(subject.full_depth_point, max_rows=rows) as decoder:
-        under_test = subject.wrap_for_audit(decoder, subject.full_depth_point)
+        under_test = subject.make_decoder_under_test(decoder, subject.full_depth_point)
         edges = draw_buffer_edge_lengths if ours else draw_block_end_lengths
         emad_audit(check_positions_in_window(under_test, subject.compute_model_logits, texts, emad_rng, edges))
 
 
 def test_generation_passes_every_position(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     """Rows start evenly spread over the window, at a point that reads every probe and never exits early."""
     probing = emad_evidence.replay_validity.probing_point
@@ -96,36 +96,36 @@ def check_generation_to_window_end(
     """
     new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
-    with subject.open_decoder_with_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.for_check("generation", under_test, needed=0)
         with judge.tally:
-            require_valid_record(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
+            require_record_matches_lens(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
     return judge.tally.to_finding()
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full_depth_point
     fed = min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2)
     drawn = draw_short_lengths(emad_rng, 3, subject.audited_window_size - fed)
-    with subject.open_decoder_with_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
         emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 def test_decisions_are_the_rules_far_into_the_window(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
     drawn = draw_long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
-    with subject.open_decoder_with_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
         emad_audit(check_decisions(under_test, prompts, continuation))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_generation_holds_far_into_the_window(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
 
@@ -145,7 +145,7 @@ def test_generation_holds_far_into_the_window(
         ends = draw_block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
-        with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
             emad_audit(check_generation(under_test, prompts, new, needed=0))
     if others:
         emad_audit(

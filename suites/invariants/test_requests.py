@@ -16,9 +16,9 @@ import pytest
 from emad_ref.audit.requests import (
     VARIATIONS,
     check_and_time_streams,
-    check_batches,
-    check_interleaved_requests,
+    check_batch_sizes,
     check_repeated_requests,
+    check_requests_between_session_steps,
     check_row_endings,
     check_sampled_streams,
     check_shared_prefixes,
@@ -30,7 +30,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
 from emad_ref.report.tables import STREAM_TIMES, stream_latency_rows
 from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST_NEW, FEWEST_BETWEEN = 6, 2  # new tokens of repeated rows, and of requests between sessions, of a large model
@@ -59,7 +59,7 @@ def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingP
 
 @CASES
 def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, case: str
 ) -> None:
     """One row more than the largest batch, and a drawn smaller number; cases ``full`` also take few rows."""
     subject = emad_evidence.subject
@@ -70,23 +70,23 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
         together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
         counts, most = [*counts, *together], max(most, *together)
     lengths = subject.draw_short_lengths(emad_rng, most, BATCHED)
-    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(check_batches(under_test, prompts, counts, BATCHED, sessions=case != "full"))
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+        emad_audit(check_batch_sizes(under_test, prompts, counts, BATCHED, sessions=case != "full"))
 
 
 @DEPTHS
 def test_rows_end_at_any_stop_token_and_at_no_other(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
 ) -> None:
     subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
-    with subject.open_decoder_with_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
         emad_audit(check_row_endings(under_test, prompts, NEW, emad_rng))
 
 
 @CASES
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, case: str
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, case: str
 ) -> None:
     """Cases ``full`` also take prompts of several blocks; the reference decoder keeps none between requests.
 
@@ -99,10 +99,10 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         room = subject.window_size - TOLD_APART
         beyond = min(longest, room if halves else 2 * room // 3)  # one variation continues it by half
         length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
-        (text, other), _ = subject.draw_prompts(emad_rng, [length] * 2, 1)
+        (text, other), _ = subject.draw_prompts_with_continuations(emad_rng, [length] * 2, 1)
         variations = subject.scale_by_audit_share(VARIATIONS, FEWEST_VARIATIONS)
         with subject.open_decoder(point, max_rows=variations) as decoder:
-            texts = subject.wrap_for_audit(decoder, point), text.tokens, other.tokens
+            texts = subject.make_decoder_under_test(decoder, point), text.tokens, other.tokens
             if not full:
                 emad_audit(check_shared_prefixes(*texts, BETWEEN, emad_rng, variations=variations))
                 continue
@@ -116,24 +116,32 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
 
 
 def test_repeated_and_reordered_requests_get_the_same_answers(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
     new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
     lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
-    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         emad_audit(check_repeated_requests(under_test, prompts, new, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
     """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones, if the decoder allows it."""
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder takes one request at a time")
     lengths = subject.draw_short_lengths(emad_rng, SIMULTANEOUS, NEW)
-    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         emad_audit(check_simultaneous_requests(under_test, prompts, NEW, emad_rng))
     temperature = float(emad_rng.uniform(*HOT))
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
@@ -142,7 +150,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
         return subject.open_decoder(subject.full_depth_point, max_rows=SAMPLED, temperature=asked, seed=seed)
 
     lengths = subject.draw_short_lengths(emad_rng, SAMPLED, SAMPLED_NEW)
-    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
+    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
         try:
             finding = check_simultaneous_samples(
                 open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng
@@ -154,7 +162,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
 
 
 def test_streamed_tokens_are_those_of_whole_answers(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_record: Recorder, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_record: Recorder, emad_rng: np.random.Generator
 ) -> None:
     """One, two and eight streams at once, if the decoder streams. Their times are reported and decide nothing."""
     subject = emad_evidence.subject
@@ -166,7 +174,11 @@ def test_streamed_tokens_are_those_of_whole_answers(
         return subject.open_decoder(subject.full_depth_point, temperature=temperature, seed=seed)
 
     lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
-    with subject.open_decoder_with_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (under_test, prompts, _):
+    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
+        under_test,
+        prompts,
+        _,
+    ):
         finding, arrivals = check_and_time_streams(under_test, prompts, STREAMED_NEW)
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
@@ -184,14 +196,18 @@ def test_streamed_tokens_are_those_of_whole_answers(
 
 @DEPTHS
 def test_requests_between_the_steps_of_sessions_change_nothing(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """Three decoders at once: two at full depth, and one with falling or full depth."""
     subject = emad_evidence.subject
     points = [subject.full_depth_point, full_or_probing_point(emad_evidence, full), subject.full_depth_point]
     between = subject.scale_by_audit_share(BETWEEN, FEWEST_BETWEEN)
-    prompts, continuation = subject.draw_prompts(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED)
+    prompts, continuation = subject.draw_prompts_with_continuations(
+        emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED
+    )
     with ExitStack() as stack:
         opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
-        decoders = [subject.wrap_for_audit(decoder, point) for decoder, point in zip(opened, points, strict=True)]
-        emad_audit(check_interleaved_requests(decoders, prompts, continuation, between))
+        decoders = [
+            subject.make_decoder_under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)
+        ]
+        emad_audit(check_requests_between_session_steps(decoders, prompts, continuation, between))

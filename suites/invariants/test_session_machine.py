@@ -32,7 +32,7 @@ from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
 from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
 from pytest_emad.options import RunSettings
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 ROWS = 3  # of a session at most
 SHORT, LONG = 4, 64  # tokens of a prompt
@@ -246,7 +246,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_session_survives_any_order_of_operations(
-    emad_evidence: ModelMeasurements, emad_audit: Auditor, emad_settings: RunSettings, full: bool
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_settings: RunSettings, full: bool
 ) -> None:
     """A failure is raised where it shows; the audit records that all orders were tried.
 

@@ -20,7 +20,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 NEW, BESIDE = 12, 4
 Points = Callable[[ModelMeasurements, ModelMeasurements], tuple[OperatingPoint, OperatingPoint]]
@@ -39,16 +39,16 @@ def first_layer_exit_point(large: ModelMeasurements) -> OperatingPoint:
 
 
 @pytest.fixture
-def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> Auditor:
+def pair_auditor(emad_pair: PairMeasurements, emad_settings: RunSettings, emad_record: Recorder) -> AuditFindingGate:
     """Compare with the large model, up to ties of its logits."""
     large = emad_pair.large.subject
-    return Auditor(large.reference_lens, large.tolerance, emad_settings, emad_record)
+    return AuditFindingGate(large.reference_lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("rows", [1, BESIDE])
 @pytest.mark.parametrize("depth", POINTS)
 def test_speculation_emits_what_its_verifier_would(
-    emad_pair: PairMeasurements, pair_auditor: Auditor, rows: int, depth: str
+    emad_pair: PairMeasurements, pair_auditor: AuditFindingGate, rows: int, depth: str
 ) -> None:
     with emad_pair.models.open_partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
         needed = MIN_DISCRIMINATING if depth == DISCRIMINATING else 0
@@ -57,7 +57,9 @@ def test_speculation_emits_what_its_verifier_would(
         )
 
 
-def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasurements, pair_auditor: Auditor) -> None:
+def test_a_model_that_drafts_for_itself_emits_what_it_would(
+    emad_pair: PairMeasurements, pair_auditor: AuditFindingGate
+) -> None:
     if reason := emad_pair.models.drafting_unavailable_reason:
         pytest.skip(f"not applicable ({reason})")
     with emad_pair.models.open_self_drafter(BESIDE) as model:
@@ -66,11 +68,16 @@ def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: PairMeasu
 
 
 def require_same_emissions(
-    pair: PairMeasurements, auditor: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
+    pair: PairMeasurements,
+    auditor: AuditFindingGate,
+    rows: int,
+    verifier: Partner,
+    decoders: Sequence[Decoder],
+    needed: int = 0,
 ) -> None:
     """Compare token by token up to ties, and depths with replay of the emitted tokens; ``needed``: as of the audit."""
     large, point = pair.large.subject, verifier.point
-    prompts, _ = large.make_ragged_prompts(rows, 1)
+    prompts, _ = large.make_ragged_prompts_with_continuations(rows, 1)
     own = verifier.decoder.generate(prompts, NEW, frozenset())
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
@@ -78,6 +85,6 @@ def require_same_emissions(
         auditor.require_same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
         auditor(
             check_generation(
-                replace(large.wrap_for_audit(decoder, point), exact_context=True), prompts, NEW, needed=needed
+                replace(large.make_decoder_under_test(decoder, point), exact_context=True), prompts, NEW, needed=needed
             )
         )

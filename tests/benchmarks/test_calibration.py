@@ -25,7 +25,7 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from pytest_emad.suite_support import CLOCK, record_benchmark_samples
@@ -68,7 +68,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
         model(torch.from_numpy(rows[pair, :, :-1]), use_cache=False)
 
     def calibrated(pair):
-        measure_batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], BinSpec(), None, probes)
+        measure_batch_statistics(stepper, [TokenSequence(row) for row in rows[pair]], ThresholdBinSpec(), None, probes)
 
     seconds = time_pairs({"plain": plain, "calibrated": calibrated}, pairs, np.random.default_rng(1)).process_seconds
     ratio = estimate_speedup_per_request(ByPair(seconds["plain"]), ByPair(seconds["calibrated"]), threshold=LEAST[name])
@@ -86,7 +86,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
 def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     windows, length, pairs, least = BESIDE_HEADS[name]
     model = model_of(name)
-    stepper, plan = CausalStepper(model), BinSpec()
+    stepper, plan = CausalStepper(model), ThresholdBinSpec()
     rng = np.random.default_rng(0)
     rows = rng.integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
     total, layers = [EntropyStatistics.empty(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)

@@ -23,7 +23,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.replay import replay_all
+from emad_ref.replay import iterate_point_replays
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByPair
 from emad_ref.sweep.losses import point_losses
@@ -178,7 +178,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
     trace = concatenate_traces(parts)
     points = list(swept(trace))
     plain, replayed, tabled = 0.0, [], 0.0
-    replays = replay_all(trace, points)
+    replays = iterate_point_replays(trace, points)
     quarter = -(-len(rows) // 4)
     for part in range(4):  # interleaved, because a machine's load changes within minutes
         plain += seconds_of(lambda part=part: forward(rows[part * quarter : (part + 1) * quarter]))

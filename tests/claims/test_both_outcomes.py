@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import find_question
+from emad_ref.claims.base import find_question_of_claim
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
-    RunConditions,
-    load_known_verdicts,
+    RunSeedBudgetOptions,
+    load_known_verdicts_from_folders,
     record_verdict,
     summarise_seed_outcomes,
-    verdict_key,
+    verdict_key_fields,
 )
 from emad_ref.statistics.verdicts import load_register
 from pytest_emad.options import RunSettings
@@ -38,7 +38,7 @@ CORPUS, BUDGET = "simulated", "simulated"
 
 def outcomes(claim: str, case: Case) -> dict[str, str]:
     """Map each seed to the claim's verdict on a draw of ``case``."""
-    decide = find_question(claim).decide
+    decide = find_question_of_claim(claim).decide
     return {
         str(seed): decide(
             case.found(np.random.default_rng([SEED, seed])), asked(claim, np.random.default_rng([SEED, seed, 1]))
@@ -58,12 +58,12 @@ def decided(claim: str, truth: Truth) -> dict[str, str]:
 
 
 def key(claim: str, truth: Truth) -> dict[str, str]:
-    return verdict_key(claim, f"simulated: {truth}", CORPUS, RunConditions(0, BUDGET))
+    return verdict_key_fields(claim, f"simulated: {truth}", CORPUS, RunSeedBudgetOptions(0, BUDGET))
 
 
 @pytest.fixture
 def known(emad_settings: RunSettings) -> KnownVerdicts:
-    return load_known_verdicts([emad_settings.golden or Path(__file__).parents[2] / "golden"])
+    return load_known_verdicts_from_folders([emad_settings.golden or Path(__file__).parents[2] / "golden"])
 
 
 def test_the_rows_are_the_gates_of_the_papers_and_the_rivals() -> None:

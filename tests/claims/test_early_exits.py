@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import early_exit_answers, early_exit_flops
-from emad_ref.claims.base import Answer, find_question
-from emad_ref.claims.early_exit_answers import make_early_exit_answer, make_unmet_early_exit_verdict
+from emad_ref.claims.base import Answer, find_question_of_claim
+from emad_ref.claims.early_exit_answers import answer_early_exit_claim, make_unmet_early_exit_verdict
 from emad_ref.errors import RunStopped
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import EarlyExitMeasurements
@@ -64,7 +64,7 @@ def answered(run: ModelMeasurements) -> Answer:
     def verdict() -> Verdict:
         return verdict_from_legs(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
 
-    return make_early_exit_answer(run, ee("EE-3"), verdict, lambda: (ROWS,))
+    return answer_early_exit_claim(run, ee("EE-3"), verdict, lambda: (ROWS,))
 
 
 def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
     def declined() -> Verdict:
         raise Unsupported("no such rule here")
 
-    answer = make_early_exit_answer(made(data), ee("EE-3"), declined)
+    answer = answer_early_exit_claim(made(data), ee("EE-3"), declined)
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
     assert len(answer.exhibits.notes) == 2
 
@@ -102,14 +102,16 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
 def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
     write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
     with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
-        make_early_exit_answer(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
+        answer_early_exit_claim(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
 
 
 @pytest.mark.parametrize(("claim", "outcome"), [("EE-1", "falsified"), ("EE-4", "measured")])
 def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_nothing(
     made, data: Path, claim: str, outcome: str
 ) -> None:
-    without_files, random = (find_question(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
+    without_files, random = (
+        find_question_of_claim(claim).answer(run, ee(claim)) for run in (made(), made(data, trained=False))
+    )
     *arithmetic, items = without_files.verdict.legs
     assert (items.name, items.outcome) == ("items", "unmeasured")
     assert "no SQuAD/SamSum files" in items.reason
@@ -123,16 +125,16 @@ def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_
 def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
     run = ModelMeasurements(load("emad-nano"), Study(), RunResources())
     for claim in ("EE-1", "EE-4", "EE-13"):
-        answer = find_question(claim).answer(run, ee(claim))
+        answer = find_question_of_claim(claim).answer(run, ee(claim))
         assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
         assert "a decoder-only model" in answer.verdict.reason
-    arithmetic = early_exit_flops.answer_gain_formula(run, ee("EE-8"))
+    arithmetic = early_exit_flops.answer_pruning_gain_by_formula(run, ee("EE-8"))
     assert "needs an encoder-decoder model" in arithmetic.verdict.reason
     assert (arithmetic.corpus, arithmetic.fingerprint) == ("", "")
 
 
 def test_tuning_needs_both_models(made, data: Path) -> None:
-    answer = early_exit_answers.answer_tuning(made(data, name="my-t5"), ee("EE-13"))
+    answer = early_exit_answers.answer_earlier_exit_after_finetuning(made(data, name="my-t5"), ee("EE-13"))
     assert answer.verdict.verdict == "not applicable"
     assert "one model before and after tuning" in answer.verdict.reason
     assert answer.corpus == "squad+samsum"
@@ -165,7 +167,7 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 
 @pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
 def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
-    found, decide = survives(claim), find_question(claim).decide
+    found, decide = survives(claim), find_question_of_claim(claim).decide
     told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
     verdict = decide(having(found, unsolved=told), ee(claim))
     assert verdict.verdict == "survived"
@@ -174,7 +176,7 @@ def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
 
 
 def test_the_papers_formula_needs_no_items(made) -> None:
-    answer = early_exit_flops.answer_gain_formula(made(), ee("EE-8"))
+    answer = early_exit_flops.answer_pruning_gain_by_formula(made(), ee("EE-8"))
     assert (answer.verdict.verdict, answer.corpus) == ("falsified", "")
     bounds = [leg.estimate for leg in answer.verdict.legs if "bound" in leg.name]
     assert bounds == pytest.approx([12.0, 24 / 7, 24 / 19])
@@ -196,7 +198,7 @@ def having(found: Any, **facts: Any) -> Any:
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
-    found, decide = survives(claim), find_question(claim).decide
+    found, decide = survives(claim), find_question_of_claim(claim).decide
     assert decide(found, ee(claim)).verdict == "survived"
     verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
     assert verdict.verdict == "inconclusive"
@@ -207,7 +209,7 @@ def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
 @pytest.mark.parametrize("claim", DECIDED)
 def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> None:
     more = replace(ee(claim).claim, minimum={"items": 1000})
-    verdict = find_question(claim).decide(survives(claim), replace(ee(claim), claim=more))
+    verdict = find_question_of_claim(claim).decide(survives(claim), replace(ee(claim), claim=more))
     assert verdict.verdict == "inconclusive"
     assert any("at least 1000 are needed" in leg.reason for leg in verdict.legs)
 
@@ -217,7 +219,7 @@ def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
     """With so many other legs no p-value here is small enough to falsify; a leg that survives shares no error."""
 
     def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
-        verdict = find_question(claim).decide(found, replace(ee(claim), other_legs=other_legs))
+        verdict = find_question_of_claim(claim).decide(found, replace(ee(claim), other_legs=other_legs))
         return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
 
     failing = [case.found(np.random.default_rng(0)) for case in simulations()[claim] if case.truth == "fails"]

@@ -10,11 +10,11 @@ import torch
 
 from emad_ref.benchmark.energy import EnergyResult, NoEnergyReason
 from emad_ref.claims import energy
-from emad_ref.claims.base import ClaimContext, answer_question, find_question
+from emad_ref.claims.base import ClaimContext, answer_question, find_question_of_claim
 from emad_ref.claims.energy import (
     decide_energy,
     find_device_uuid,
-    gather_energy_evidence,
+    make_energy_evidence_from_results,
     measure_energy_by_batch_size,
     open_energy_counter,
 )
@@ -43,23 +43,23 @@ def energies(ratio: float, pairs: int = 30, **told) -> EnergyResult:
 
 
 def test_replayed_readings_drive_the_verdict():
-    verdict = decide_energy(gather_energy_evidence({1: energies(0.8), 4: energies(0.9)}), asked())
+    verdict = decide_energy(make_energy_evidence_from_results({1: energies(0.8), 4: energies(0.9)}), asked())
     assert verdict.verdict == "survived"
     assert [leg.name for leg in verdict.legs] == ["batch 1", "batch 4"]
     assert verdict.legs[0].estimate == pytest.approx(0.8, rel=0.02)
     assert (verdict.unit, verdict.threshold, verdict.n) == (CLAIM.unit, 1.0, 30)
-    assert decide_energy(gather_energy_evidence({1: energies(1.2)}), asked()).verdict == "falsified"
+    assert decide_energy(make_energy_evidence_from_results({1: energies(1.2)}), asked()).verdict == "falsified"
 
 
 def test_as_many_pairs_as_a_smoke_run_has_decide_nothing_and_say_so():
-    verdict = decide_energy(gather_energy_evidence({1: energies(0.5, pairs=energy.SMOKE_PAIRS)}), asked())
+    verdict = decide_energy(make_energy_evidence_from_results({1: energies(0.5, pairs=energy.SMOKE_PAIRS)}), asked())
     assert verdict.verdict == "inconclusive"
     assert "6 pairs, at least 30 are needed" in verdict.reason
 
 
 def test_one_batch_size_that_cannot_be_read_leaves_no_number():
     verdict = decide_energy(
-        gather_energy_evidence({1: energies(0.8), 4: NoEnergyReason("the device was lost")}), asked()
+        make_energy_evidence_from_results({1: energies(0.8), 4: NoEnergyReason("the device was lost")}), asked()
     )
     assert (verdict.verdict, verdict.reason, verdict.estimate) == ("unmeasured", "the device was lost", None)
 
@@ -67,7 +67,7 @@ def test_one_batch_size_that_cannot_be_read_leaves_no_number():
 def test_what_the_counter_may_be_off_by_widens_the_interval_at_its_worst():
     """A saving of 3 % in every pair is not shown if each end of a window may be off by 2 %."""
     sure, steps = (
-        decide_energy(gather_energy_evidence({1: energies(0.97, refresh_s=rest)}), asked()).legs[0]
+        decide_energy(make_energy_evidence_from_results({1: energies(0.97, refresh_s=rest)}), asked()).legs[0]
         for rest in (0.0, 0.1)
     )
     assert (sure.outcome, steps.outcome) == ("survived", "inconclusive")
@@ -87,12 +87,12 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
 
 
 def test_the_instrument_and_its_self_check_are_told():
-    told = energy.format_energy_note(energy.with_counter_checks(energies(0.8), 0.1, 1.02))
+    told = energy.format_energy_note(energy.add_counter_checks_to_result(energies(0.8), 0.1, 1.02))
     where = "in this process alone (another on the device spoils a window)"
     assert (
         told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
     )
-    alone = energy.with_counter_checks(energies(0.8), 0.1, NoEnergyReason("not offered by this driver"))
+    alone = energy.add_counter_checks_to_result(energies(0.8), 0.1, NoEnergyReason("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
@@ -104,7 +104,7 @@ def test_the_note_says_which_instrument_and_what_was_spoiled():
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self"), RunResources())
     monkeypatch.setattr(ModelMeasurements, "latency", property(lambda self: pytest.fail("timed")))
-    answer = answer_question(find_question("EMAD-N1"), evidence, asked())
+    answer = answer_question(find_question_of_claim("EMAD-N1"), evidence, asked())
     assert answer.verdict.verdict == "unmeasured"
     assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
     assert answer.exhibits.notes == ()
@@ -165,7 +165,7 @@ def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int,
     monkeypatch.setattr(energy, "measure_energy_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)
     monkeypatch.setattr(energy, "measure_refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(energy, "counter_to_power_ratio", lambda *a, **k: 1.0)
-    assert energy.measure_energy(evidence, Board(), 1) == none
+    assert energy.measure_energy_against_full_depth(evidence, Board(), 1) == none
     assert wanted == [pairs]
 
 

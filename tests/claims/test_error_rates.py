@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import ClaimContext, find_question
+from emad_ref.claims.base import ClaimContext, find_question_of_claim
 from emad_ref.statistics.legs import unmeasured_leg, verdict_from_legs
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims import simulation
@@ -26,7 +26,7 @@ MEASURED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("claim", "case"), MEASURED)
 def test_the_measured_rates_are_what_the_level_says(claim: str, case: Case) -> None:
-    hold_rates(claim, find_question(claim).decide, case)
+    hold_rates(claim, find_question_of_claim(claim).decide, case)
 
 
 # --- the measurement itself ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_few_draws_catch_what_is_grossly_wrong() -> None:
 
 
 def test_a_rate_of_too_few_units_measures_nothing() -> None:
-    decide = find_question("EE-13").decide
+    decide = find_question_of_claim("EE-13").decide
     (few,) = (
         case for case in simulations()["EE-13"] if case.name == "tuning changes nothing on average; n = 100, ICC 0"
     )

@@ -11,13 +11,13 @@ from emad_ref.audit.model_lens import ModelLens
 from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.claims import entropy_premises, identities
-from emad_ref.claims.base import Answer, ClaimContext, Question, answer_question, find_question
+from emad_ref.claims.base import Answer, ClaimContext, Question, answer_question, find_question_of_claim
 from emad_ref.claims.identities import (
     INT8_FED,
-    QuantisationEvidence,
-    decide_quantisation,
-    measure_int8_depth_differences,
-    sum_nll_by_document,
+    Int8AdaptiveDepthEvidence,
+    decide_adaptive_depth_on_int8,
+    measure_int8_forced_logit_differences,
+    sum_nll_pair_by_document,
 )
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -53,7 +53,7 @@ def answered(question: Question[ModelMeasurements], loaded: LoadedModel, host: R
 
 
 def test_logits_at_drawn_depths_are_the_full_models(nano: LoadedModel):
-    answer = answered(find_question("EMAD-E2"), nano)
+    answer = answered(find_question_of_claim("EMAD-E2"), nano)
     assert answer.verdict.verdict == "survived"
     assert answer.verdict.n == STUDY.budget.examples * (1 + identities.FED)
     assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
@@ -61,8 +61,8 @@ def test_logits_at_drawn_depths_are_the_full_models(nano: LoadedModel):
 
 def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: LoadedModel):
     evidence = ModelMeasurements(nano, STUDY, RunResources())
-    some = identities.measure_logit_differences(evidence, [4, 2, 3, 1], 7)
-    same = identities.measure_logit_differences(evidence, [4, 2, 2, 1], 7)
+    some = identities.measure_forced_logit_differences(evidence, [4, 2, 3, 1], 7)
+    same = identities.measure_forced_logit_differences(evidence, [4, 2, 2, 1], 7)
     assert some.shape == (5,)
     assert some.tolist() == same.tolist()
 
@@ -77,7 +77,7 @@ class Gapped(WalkedDecoder):
 
 def test_one_wrong_position_falsifies(nano: LoadedModel):
     host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
-    answer = answered(find_question("EMAD-E2"), nano, host)
+    answer = answered(find_question_of_claim("EMAD-E2"), nano, host)
     assert answer.verdict.verdict == "falsified"
     assert f"{STUDY.budget.examples} of {answer.verdict.n} comparisons" in answer.verdict.reason
 
@@ -88,7 +88,7 @@ def test_a_difference_that_the_rounding_of_its_position_explains_does_not_falsif
 ):
     monkeypatch.setattr(ModelLens, "max_rounding_error", lambda self, tokens, layers: rounding)
     host = RunResources(make_decoder=lambda request: Gapped(nano.stepper, request.point))
-    assert answered(find_question("EMAD-E2"), nano, host).verdict.verdict == outcome
+    assert answered(find_question_of_claim("EMAD-E2"), nano, host).verdict.verdict == outcome
 
 
 def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
@@ -96,12 +96,12 @@ def test_depth_sequences_may_come_from_elsewhere(nano: LoadedModel):
     evidence = ModelMeasurements(nano, STUDY, RunResources())
     given = ClaimContext(REGISTER["EMAD-E2"], "m", np.random.default_rng(0))
     assert identities.answer_from_differences(evidence, given, []).verdict.verdict == "unmeasured"
-    drawn = [identities.measure_logit_differences(evidence, [1] * identities.FED, 0)]
+    drawn = [identities.measure_forced_logit_differences(evidence, [1] * identities.FED, 0)]
     assert identities.answer_from_differences(evidence, given, drawn).verdict.verdict == "survived"
 
 
 def test_executed_blocks_are_the_sum_of_depths(nano: LoadedModel):
-    answer = answered(find_question("EMAD-E5"), nano)
+    answer = answered(find_question_of_claim("EMAD-E5"), nano)
     assert answer.verdict.verdict == "survived"
     *legs, evidence = answer.verdict.legs
     moved, executed, decided = (leg.estimate for leg in legs)
@@ -114,7 +114,7 @@ def test_executed_blocks_are_the_sum_of_depths(nano: LoadedModel):
 
 def test_work_that_is_not_counted_cannot_be_compared(nano: LoadedModel):
     answer = answered(
-        find_question("EMAD-E5"),
+        find_question_of_claim("EMAD-E5"),
         nano,
         RunResources(lambda request: ForeignDecoder(request.model.load().model, request.point)),
     )
@@ -123,7 +123,7 @@ def test_work_that_is_not_counted_cannot_be_compared(nano: LoadedModel):
 
 
 def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_probe(nano: LoadedModel):
-    verdict = answered(find_question("EMAD-E3"), nano).verdict
+    verdict = answered(find_question_of_claim("EMAD-E3"), nano).verdict
     legs = [leg.name for leg in verdict.legs]
     assert len(legs) == 5 * 2 * len(entropy_premises.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
     assert "geometry of llama-7b, full, stride 8" in legs
@@ -136,7 +136,7 @@ def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_prob
 
 def test_the_premise_is_the_geometrys(nano: LoadedModel):
     said = {True: "survived", False: "falsified"}
-    assert answered(find_question("EMAD-E13"), nano).verdict.verdict == said[nano.geometry.tied]
+    assert answered(find_question_of_claim("EMAD-E13"), nano).verdict.verdict == said[nano.geometry.tied]
 
 
 # ------------------------------------------------------------ EMAD-E12: an int8 copy
@@ -149,10 +149,10 @@ def int8_context() -> ClaimContext:
 def perplexity_leg(document: DocumentMembership, rates: np.ndarray, tokens: np.ndarray) -> Leg:
     """Make a leg of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
     columns = (rates * tokens, np.zeros(len(rates)), tokens)
-    sums = tuple(ByDocument.from_windows(column, document) for column in columns)
-    return decide_quantisation(QuantisationEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()).legs[
-        -1
-    ]
+    sums = tuple(ByDocument.from_summed_windows(column, document) for column in columns)
+    return decide_adaptive_depth_on_int8(
+        Int8AdaptiveDepthEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()
+    ).legs[-1]
 
 
 def test_windows_of_one_document_are_not_resampled_on_their_own():
@@ -177,7 +177,7 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
     ]
     trace = concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
     loss, full = point_losses(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])
-    nll, reference, tokens = sum_nll_by_document(texts, trace, loss, full)
+    nll, reference, tokens = sum_nll_pair_by_document(texts, trace, loss, full)
     assert tokens.values.tolist() == [8 + 4, 6]
     assert nll.values.tolist() == [loss.nll_nats[0] + loss.nll_nats[1], loss.nll_nats[2]]
     assert reference.values.sum() == pytest.approx(full.nll_nats.sum())
@@ -185,17 +185,17 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
 
 def test_forced_depths_are_held_against_the_copys_own_readouts(nano: LoadedModel):
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources())
-    differences, allowed = measure_int8_depth_differences(evidence, int8_copy(nano))
+    differences, allowed = measure_int8_forced_logit_differences(evidence, int8_copy(nano))
     assert differences.shape == (INT8_FED,)
     assert 0 <= differences.max() <= allowed == evidence.subject.tolerance
-    against_the_original, _ = measure_int8_depth_differences(evidence, nano)
+    against_the_original, _ = measure_int8_forced_logit_differences(evidence, nano)
     assert against_the_original.max() <= evidence.subject.tolerance
 
 
 def test_declared_noise_is_allowed_for(nano: LoadedModel):
     noisy = CATALOGUE["honest-noise"].make
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=noisy))
-    differences, allowed = measure_int8_depth_differences(evidence, nano)
+    differences, allowed = measure_int8_forced_logit_differences(evidence, nano)
     assert evidence.subject.tolerance < differences.max() <= allowed == DECLARED_NOISE
 
 
@@ -205,12 +205,14 @@ def test_a_decoder_that_declines_is_heard(nano: LoadedModel):
 
     evidence = ModelMeasurements(nano, Study(corpus="self"), RunResources(make_decoder=declines))
     with pytest.raises(Unsupported, match="no depth from outside"):
-        measure_int8_depth_differences(evidence, int8_copy(nano))
+        measure_int8_forced_logit_differences(evidence, int8_copy(nano))
 
 
 def test_random_weights_have_no_quality_to_keep():
     verdict = answer_question(
-        find_question("EMAD-E12"), ModelMeasurements(load("random:emad-nano"), Study(), RunResources()), int8_context()
+        find_question_of_claim("EMAD-E12"),
+        ModelMeasurements(load("random:emad-nano"), Study(), RunResources()),
+        int8_context(),
     ).verdict
     assert verdict.verdict == "not applicable"
     assert "random weights" in verdict.reason
@@ -222,7 +224,9 @@ def test_without_an_int8_copy_it_is_unmeasured(nano: LoadedModel, monkeypatch: p
 
     monkeypatch.setattr(identities, "int8_copy", no_kernel)
     verdict = answer_question(
-        find_question("EMAD-E12"), ModelMeasurements(nano, Study(corpus="self"), RunResources()), int8_context()
+        find_question_of_claim("EMAD-E12"),
+        ModelMeasurements(nano, Study(corpus="self"), RunResources()),
+        int8_context(),
     ).verdict
     assert verdict.verdict == "unmeasured"
     assert "blocks made of nn.Linear" in verdict.reason

@@ -10,13 +10,13 @@ import pytest
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.claims import speculation, switching
-from emad_ref.claims.base import RunPlan, answer_question, find_question
+from emad_ref.claims.base import RunPlan, answer_question, find_question_of_claim
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.pair_answers import TEXTS
 from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_routing import PAPER, RuleMixture, SwitchingConstants
+from emad_ref.measurements.pair_routing import PAPER, RuleMixtureScores, SwitchingConstants
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import ItemCounts, PairNames, Study
+from emad_ref.measurements.study import PairNames, PairSampleSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.statistics.units import ByItem
@@ -26,7 +26,7 @@ from tests.claims.simulation import asked
 
 ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
-FEW = ItemCounts(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
+FEW = PairSampleSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
 
 def rng() -> np.random.Generator:
@@ -46,19 +46,19 @@ NOISE = SimpleNamespace(quality_unavailable_reason="random weights")
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
     rules = SimpleNamespace(
-        routing_unavailable_reason=lambda: "there is nothing to route", task_unavailable_reason=lambda: ""
+        routing_unavailable_reason=lambda: "there is nothing to route", no_scorable_task_reason=lambda: ""
     )
     useless = pair(routing_rules=rules, models=NOISE)
-    answer = answer_question(find_question(claim), useless, asked(claim, rng()))
+    answer = answer_question(find_question_of_claim(claim), useless, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
     assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
 
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
-    rules = SimpleNamespace(routing_unavailable_reason=lambda: "no task", task_unavailable_reason=lambda: "no task")
+    rules = SimpleNamespace(routing_unavailable_reason=lambda: "no task", no_scorable_task_reason=lambda: "no task")
     unasked = pair(routing_rules=rules, models=NOISE)
-    answer = answer_question(find_question(claim), unasked, asked(claim, rng()))
+    answer = answer_question(find_question_of_claim(claim), unasked, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
 
 
@@ -66,18 +66,18 @@ def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
 def test_tokens_of_options_are_nobodys(claim) -> None:
     rules = SimpleNamespace(
         routing_unavailable_reason=lambda: "",
-        task_unavailable_reason=lambda: "",
+        no_scorable_task_reason=lambda: "",
         tasks_worth_routing=["arc_easy"],
         written_tasks_worth_routing=[],
     )
-    answer = answer_question(find_question(claim), pair(routing_rules=rules), asked(claim, rng()))
+    answer = answer_question(find_question_of_claim(claim), pair(routing_rules=rules), asked(claim, rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "arc_easy: options are read, no token is emitted" in answer.verdict.reason
 
 
 @pytest.mark.parametrize("claim", SPECULATING)
 def test_weights_without_quality_are_not_judged(claim) -> None:
-    answer = answer_question(find_question(claim), pair(models=NOISE), asked(claim, rng()))
+    answer = answer_question(find_question_of_claim(claim), pair(models=NOISE), asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "random weights")
 
 
@@ -90,20 +90,20 @@ def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
         quality_unavailable_reason = property(lambda self: declines())
 
     declined = pair(routing_rules=SimpleNamespace(routing_unavailable_reason=declines), models=Declining())
-    answer = answer_question(find_question(claim), declined, asked(claim, rng()))
+    answer = answer_question(find_question_of_claim(claim), declined, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no session")
 
 
 def test_the_headline_is_asked_of_names_alone() -> None:
     names = PairNames("no such model", "nor this one")
-    answer = answer_question(find_question("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
+    answer = answer_question(find_question_of_claim("EAD-H1"), names, replace(asked("EAD-H1", rng()), model=names.name))
     assert (answer.verdict.verdict, answer.verdict.model) == ("survived", "no such model + nor this one")
     assert (answer.corpus, answer.fingerprint) == ("", "")
 
 
 @pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
 def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
-    docket, question = RunPlan(load_register(), Study(), models=5), find_question(claim)
+    docket, question = RunPlan(load_register(), Study(), models=5), find_question_of_claim(claim)
     assert question.about == ("names" if claim == "EAD-H1" else "pair")
     assert docket._times(question) == 1
     assert docket._times(replace(question, about="model")) == 5
@@ -117,7 +117,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     loaded = replace(small, trained=trained), replace(large, trained=trained)
     alike = PairMeasurements(*loaded, Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
     alike.routing_rules.comparisons = {}
-    answer = answer_question(find_question("EAD-H2"), alike, asked("EAD-H2", rng()))
+    answer = answer_question(find_question_of_claim("EAD-H2"), alike, asked("EAD-H2", rng()))
     assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
     assert answer.verdict.n == FEW.judged
     shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
@@ -131,7 +131,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     names = ("emad-nano", "emad-tiny")
     alike = PairMeasurements(*map(load, names), Study(), RunResources(), names=names, savings=(0.415, 0.67), size=FEW)
     alike.routing_rules.comparisons = {}
-    answer = answer_question(find_question("EAD-F2"), alike, asked("EAD-F2", rng()))
+    answer = answer_question(find_question_of_claim("EAD-F2"), alike, asked("EAD-F2", rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "there is nothing to route" in answer.verdict.reason
     assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 9
@@ -146,7 +146,9 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
     arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
     assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
-    assert alike.latency.timed_rule == alike.routing_rules.find_rule_nearest_saving(alike.latency.timed_task, 0.415)
+    assert alike.latency.timed_switching_rule == alike.routing_rules.find_rule_nearest_saving(
+        alike.latency.timed_task, 0.415
+    )
     (note,) = answer.exhibits.notes
     assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")
     assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
@@ -157,7 +159,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = RuleMixture("rules", switched, switched, 0.41, (0.4, 0.5)), alone
+    kept = RuleMixtureScores("rules", switched, switched, 0.41, (0.4, 0.5)), alone
     found = switching.SwitchingScoreEvidence({("task", "llama"): kept, ("task", "qwen"): None})
     verdict = switching.decide_switching_score(found, asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
@@ -183,12 +185,12 @@ def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants
     rules = SimpleNamespace(
         routing_unavailable_reason=lambda: "", tasks_worth_routing=["task"],
         scale_paper_constants=lambda task: constants,
-        find_mixture_at_saving=routed,
-        propose_rule=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
+        evaluate_mixture_at_saving=routed,
+        select_rule_for_paper_saving=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
         answer_judged_items=lambda rule, task: SimpleNamespace(large_share=0.5),
     )  # fmt: skip
     answer = answer_question(
-        find_question(claim), pair(routing_rules=rules, savings=(0.415, 0.67)), asked(claim, rng())
+        find_question_of_claim(claim), pair(routing_rules=rules, savings=(0.415, 0.67)), asked(claim, rng())
     )
     lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
     assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
@@ -204,7 +206,7 @@ def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_
     )
     done = SimpleNamespace(walks=walks, right=ByItem(np.array([True, False]), np.array([7, 7])))
     agrees = [np.array([False, False, True]), np.array([False])]
-    found = switching.count_decisive_tokens("task", done, agrees, threshold_bits=0.5)
+    found = switching.count_high_entropy_token_errors("task", done, agrees, threshold_bits=0.5)
     assert found.wrong.cluster.tolist() == [7, 7], "items of a cluster stay together"
     columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
     assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
@@ -222,14 +224,15 @@ def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
     alone = SimpleNamespace(large_share=1.0, mean_score=0.8)
     monkeypatch.setattr(switching, "choose_entropy_gates", lambda pair, task: [None, 2.0])
     answering = pair(
-        answers=SimpleNamespace(answer_by_gated_speculation=gated, answer_by_one_model=lambda *asked: alone), size=FEW
+        answers=SimpleNamespace(answer_by_speculation_without_flops=gated, answer_by_one_model=lambda *asked: alone),
+        size=FEW,
     )
     assert switching.find_pareto_gate_options(answering, "task") == [(0, None), (2, None), (2, 2.0)]
 
 
 def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
     drafts = (np.array([0.3, 2.5]), np.array([1.0]))
-    answers = SimpleNamespace(answer_by_gated_speculation=lambda *asked: SimpleNamespace(entropy_bits=drafts))
+    answers = SimpleNamespace(answer_by_speculation_without_flops=lambda *asked: SimpleNamespace(entropy_bits=drafts))
     answering = pair(answers=answers, size=FEW, models=SimpleNamespace(vocabulary=512))
     none, middle, _, every = switching.choose_entropy_gates(answering, "task")
     assert none is None
@@ -251,7 +254,7 @@ def bundled() -> PairMeasurements:
 
 
 def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
-    answer = answer_question(find_question("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
+    answer = answer_question(find_question_of_claim("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
     assert answer.verdict.verdict == "measured"
     assert answer.verdict.n == FEW.reported
     assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {speculation.CHECKED}
@@ -277,4 +280,4 @@ def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
     monkeypatch.setattr(speculation, "make_speculative_decoder", lambda draft, verifier: Lying(own(draft, verifier)))
     monkeypatch.setattr(bundled.latency, "time_arms", lambda arms, pairs: pytest.fail("timed all the same"))
     with pytest.raises(AuditRefutedError, match=r"row 3, new token 2: .* and no tie excuses it"):
-        answer_question(find_question("EMAD-E8"), bundled, asked("EMAD-E8", rng()))
+        answer_question(find_question_of_claim("EMAD-E8"), bundled, asked("EMAD-E8", rng()))

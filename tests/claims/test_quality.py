@@ -389,7 +389,7 @@ def test_the_registers_thresholds_are_followed():
 
 def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
     sweep = [point(rise=0.0, name=f"p{i}") for i in range(12)] + [point(rise=0.05, name="worst")]
-    verdict = f1(*sweep, claim=REGISTER["EMAD-F1-literal"], decide=quality.decide_every_point)
+    verdict = f1(*sweep, claim=REGISTER["EMAD-F1-literal"], decide=quality.decide_quality_at_every_margin)
     assert not verdict.gate
     assert verdict.verdict == "falsified"
     assert len(verdict.legs) == 20
@@ -412,7 +412,7 @@ def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
 
     evidence = SimpleNamespace(
         points=SimpleNamespace(measure_point=lambda loss: held),
-        task_scores=SimpleNamespace(published=SimpleNamespace(compute_nll_by_corpus=corpora)),
+        task_scores=SimpleNamespace(published=SimpleNamespace(compute_document_nlls_by_task=corpora)),
     )
     judged = quality.measure_point_on_all_corpora(evidence, SimpleNamespace(point=full_depth(4)))
     assert list(judged.perplexity) == ["self", "lm-eval's wikitext"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import ablations, entropy_premises, speedup
-from emad_ref.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question
-from emad_ref.claims.entropy_premises import EstimatorRankingEvidence
+from emad_ref.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question_of_claim
+from emad_ref.claims.entropy_premises import EstimatorRankCorrelationEvidence
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import EntropyEstimators
 from emad_ref.models.causal import CausalStepper
@@ -42,7 +42,7 @@ def sound(stepper: Stepper) -> ModelMeasurements:
 
 def answered(claim: str, evidence: ModelMeasurements) -> Answer:
     docket = RunPlan(load_register(), evidence.study)
-    return answer_question(find_question(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
+    return answer_question(find_question_of_claim(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
 
 
 # ---------------------------------------------------------------- the unit of EMAD-E4
@@ -54,11 +54,11 @@ def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
     full = rng.standard_normal((40 * 10, 1))
     readings = {"topk": full + rng.standard_normal(full.shape)}
     window = np.repeat(np.arange(40), 10)
-    as_windows = entropy_premises.decide_estimator_ranking(
-        EstimatorRankingEvidence([2], full, readings, DocumentMembership(window)), asked("EMAD-E4", rng)
+    as_windows = entropy_premises.decide_estimator_rank_correlation(
+        EstimatorRankCorrelationEvidence([2], full, readings, DocumentMembership(window)), asked("EMAD-E4", rng)
     )
-    as_documents = entropy_premises.decide_estimator_ranking(
-        EstimatorRankingEvidence([2], full, readings, DocumentMembership(window // 2)), asked("EMAD-E4", rng)
+    as_documents = entropy_premises.decide_estimator_rank_correlation(
+        EstimatorRankCorrelationEvidence([2], full, readings, DocumentMembership(window // 2)), asked("EMAD-E4", rng)
     )
     assert (as_windows.verdict, as_windows.n) == ("falsified", 40)
     assert (as_documents.verdict, as_documents.n) == ("inconclusive", 20)
@@ -85,7 +85,7 @@ def test_estimators_are_resampled_by_document(sound: ModelMeasurements) -> None:
 def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
     """K is 32 and 128, but at most V/64 and V/16; ranks are d/16 and d/8."""
     subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
-    paper = EntropyEstimators(SimpleNamespace(subject=subject)).paper_estimators
+    paper = EntropyEstimators(SimpleNamespace(subject=subject)).paper_topk_and_lowrank_estimators
     assert [estimator.name for estimator in paper] == names
 
 
@@ -119,7 +119,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
             noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
             seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
             columns = {name: ByPair(column) for name, column in seconds.items()}
-            return SimpleNamespace(seconds_by_pair=lambda: columns, compute_skipped_share=lambda arm, layers: 0.4)
+            return SimpleNamespace(paired_seconds_by_arm=lambda: columns, compute_skipped_share=lambda arm, layers: 0.4)
 
         def describe_timing(self, what: str, races: Any) -> str:
             return f"timed {what}"

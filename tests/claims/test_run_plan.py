@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emad_ref.claims import base
-from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question
+from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question_of_claim
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.protocol import Unsupported
@@ -62,7 +62,7 @@ def test_other_errors_are_not_swallowed() -> None:
 
 def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:
     with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*own-claim"):
-        find_question("EMAD-X9")
+        find_question_of_claim("EMAD-X9")
 
 
 # ------------------------------------------------------------ the plan of a run
@@ -86,7 +86,7 @@ def other_legs(claim: str, study: Study = RUN, **docket: Any) -> int:
 
 @pytest.mark.parametrize("claim", REGISTER)
 def test_every_row_counts_its_legs(claim: str) -> None:
-    counted = find_question(claim).legs(RUN, LAYERS)
+    counted = find_question_of_claim(claim).legs(RUN, LAYERS)
     assert counted == LEGS.get(claim, counted)
     assert (counted > 0) == bool(REGISTER[claim].minimum), "a row with a smallest n has statistical legs, and no other"
 
@@ -146,7 +146,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, refusal: str = "") -> list[ClaimCo
             raise Unsupported(refusal)
         return Answer(asked.not_applicable(f"drawn {asked.rng.random()}"))
 
-    rows = {**base._own_questions(), "EMAD-F1": replace(find_question("EMAD-F1"), answer=answer)}
+    rows = {**base._own_questions(), "EMAD-F1": replace(find_question_of_claim("EMAD-F1"), answer=answer)}
     monkeypatch.setattr(base, "_own_questions", lambda: rows)
     return decided
 
@@ -193,7 +193,7 @@ def test_a_claim_hears_of_those_alone_that_it_needs() -> None:
 
 
 def test_what_a_claim_needs_is_a_row_and_needs_no_circle() -> None:
-    needs = {claim: set(find_question(claim).needs) for claim in REGISTER}
+    needs = {claim: set(find_question_of_claim(claim).needs) for claim in REGISTER}
     needed = set().union(*needs.values())
     assert needed == {"EMAD-F1", "EMAD-X1", "EAD-F1"}
     assert not any(needs[claim] for claim in needed)
@@ -208,7 +208,7 @@ def test_outside_a_run_no_other_claim_is_decided() -> None:
 def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
     """Two models: about three hundred legs, so Holm requires p ≤ 5 % / 300 of the first."""
     docket = RunPlan(REGISTER, RUN, frozenset(REGISTER), models=2)
-    family = docket.count_other_legs("EMAD-E9", LAYERS) + find_question("EMAD-E9").legs(RUN, LAYERS)
+    family = docket.count_other_legs("EMAD-E9", LAYERS) + find_question_of_claim("EMAD-E9").legs(RUN, LAYERS)
     assert family > 250
     assert family * 20 <= RESAMPLES + 1
 
@@ -225,7 +225,7 @@ def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
 
 def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
     waiting = {name for name in REGISTER if not asks(name)}
-    pair = {name for name in REGISTER if find_question(name).about == "pair"}
+    pair = {name for name in REGISTER if find_question_of_claim(name).about == "pair"}
     exits = {f"EMAD-X{number}" for number in range(1, 7)}
     engines = {name for name in REGISTER if name.startswith("ENG-")}
     assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair | engines, "a default run takes the sum of their times"

@@ -12,7 +12,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from emad_ref.claims import learned_exits, quality
-from emad_ref.claims.base import find_question
+from emad_ref.claims.base import find_question_of_claim
 from emad_ref.measurements.study import Study
 from emad_ref.record import Floats
 from emad_ref.statistics import fronts, rates
@@ -44,7 +44,7 @@ def simulated() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("claim", REGISTER)
 def test_the_row_has_a_question_and_a_simulation(claim: str) -> None:
-    question = find_question(claim)
+    question = find_question_of_claim(claim)
     assert question.claim == claim
     assert inspect.signature(question.answer).return_annotation == "Answer"
     truths = {case.truth for case in simulations().get(claim, [])}
@@ -71,4 +71,4 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(("claim", "case"), [each for each in simulated() if each.values[1].sampled])
 def test_the_verdict_is_what_the_truth_allows(claim: str, case: Case) -> None:
-    hold(claim, find_question(claim).decide, case)
+    hold(claim, find_question_of_claim(claim).decide, case)

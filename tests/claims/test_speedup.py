@@ -11,11 +11,11 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.claims import speedup
-from emad_ref.claims.base import ClaimContext, is_point_usable
+from emad_ref.claims.base import ClaimContext, is_point_quality_unfalsified
 from emad_ref.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
-    choose_point_to_time,
+    choose_point_and_unusable_reason,
     decide_speedup,
     make_timed_batch,
     time_chosen_point,
@@ -260,7 +260,7 @@ def f1(*legs: Leg) -> Verdict:
 def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
     legs = [leg(f"p: {at}", outcome) for at, outcome in enumerate(outcomes)]
     verdict = f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified"))
-    assert is_point_usable(verdict, "p") is usable
+    assert is_point_quality_unfalsified(verdict, "p") is usable
 
 
 def evidence(trained: bool = True):
@@ -269,7 +269,7 @@ def evidence(trained: bool = True):
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
         subject=SimpleNamespace(quality_unavailable_reason="random weights: noise"),
-        points=SimpleNamespace(selected_losses=points),
+        points=SimpleNamespace(selected_evaluation_losses=points),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
 
@@ -283,13 +283,13 @@ def heard(verdict: Verdict) -> ClaimContext:
 def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
     said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
               leg("shallow: perplexity", "falsified"))  # fmt: skip
-    point, refusal = choose_point_to_time(evidence(), heard(said))
+    point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
     assert (point.name, refusal) == ("middle", "")
 
 
 def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
     said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
-    point, refusal = choose_point_to_time(evidence(), heard(said))
+    point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
     assert (point.name, refusal) == (
         "shallow",
         'no usable point: "Saving 15 % of FLOPs leaves quality as it was" (EMAD-F1) is falsified',
@@ -309,7 +309,9 @@ def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
     """Without a run there is no F1 to ask, and the question would raise."""
-    point, refusal = choose_point_to_time(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
+    point, refusal = choose_point_and_unusable_reason(
+        evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0))
+    )
     assert point.name == "shallow"
     assert "random weights" in refusal
     assert "--emad-require speed" in refusal

@@ -19,7 +19,7 @@ from emad_ref.mutants.environment_defects import (
     halve_clock_speed,
     set_default_dtype_float64,
     sleep_briefly,
-    slow_down_linear,
+    slow_down_functional_linear,
 )
 from emad_ref.point import OperatingPoint
 from tests.decoders.cached_decoder import CachedDecoder
@@ -104,7 +104,7 @@ def slow_products() -> None:
 AROUND: dict[str, tuple[Callable[[], None], str]] = {
     "threads": (add_torch_thread, "torch.set_num_threads"),
     "default dtype": (set_default_dtype_float64, "torch.set_default_dtype"),
-    "a slow linear": (slow_down_linear, "linear was replaced"),
+    "a slow linear": (slow_down_functional_linear, "linear was replaced"),
     "slow products": (slow_products, "torch.mv was replaced"),
     "a clock that runs late": (halve_clock_speed, "perf_counter was replaced"),
     "a hook on every module": (a_hook_on_every_module, "_global_forward_pre_hooks"),

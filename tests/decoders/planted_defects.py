@@ -22,7 +22,7 @@ from emad_ref.mutants.decision_defects import (
     replace_logits_by_nan,
 )
 from emad_ref.mutants.mutant import override_methods
-from emad_ref.mutants.request_defects import drop_stop_tokens
+from emad_ref.mutants.request_defects import drop_emitted_stop_tokens
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
 from tests.decoders.audited_model import entropy_nats
@@ -173,7 +173,7 @@ PROTOCOL: dict[str, tuple[type[CachedDecoder], str]] = {
     "logits that are NaN": (with_session(**change_feed_step(replace_logits_by_nan)), "forced"),
     "logits that lack an axis": (with_session(**change_feed_step(drop_logits_axis)), "forced"),
     "depths of the last tokens alone": (with_session(feed=cut_depths_and_signals), "last"),
-    "stop tokens not emitted": (override_methods(CachedDecoder, {"generate": drop_stop_tokens}), "generation"),
+    "stop tokens not emitted": (override_methods(CachedDecoder, {"generate": drop_emitted_stop_tokens}), "generation"),
 }
 DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
     "stale K/V after rollback": (with_session(rollback=keep_entries), "rollback"),

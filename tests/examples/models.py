@@ -16,7 +16,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, ModelRef, Request
 from emad_ref.wire.client import DecoderClient
-from emad_ref.wire.messages import ServedModel
+from emad_ref.wire.messages import RequestedModel
 from tests.decoders.audited_model import entropy_nats, lens_of
 from tests.small_models import small_model
 
@@ -56,7 +56,7 @@ def opened(
     remote: DecoderClient, folder: Path, point: OperatingPoint, *, dtype: str = "float32", **asked: Any
 ) -> Decoder:
     """Return the remote decoder for the model in ``folder``, which the judge runs in ``dtype``."""
-    model = ServedModel(folder.name, str(folder), "f00d", dtype, "cpu")
+    model = RequestedModel(folder.name, str(folder), "f00d", dtype, "cpu")
     vocabulary = int(asked.pop("vocabulary", 101))
     return remote.open_decoder(Request(ModelRef(model.name, lambda: model), point, **asked), model, vocabulary)
 

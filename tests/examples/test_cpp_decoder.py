@@ -24,13 +24,18 @@ from emad_ref.audit import (
     tolerance,
 )
 from emad_ref.audit.reference_logits import Lens
-from emad_ref.audit.requests import check_batches, check_interleaved_requests, check_row_endings, check_shared_prefixes
+from emad_ref.audit.requests import (
+    check_batch_sizes,
+    check_requests_between_session_steps,
+    check_row_endings,
+    check_shared_prefixes,
+)
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
 from emad_ref.wire.client import DecoderClient, DecoderFailed
-from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
+from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers, read_frame
 from tests.decoders.audited_model import lens_of
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.examples.models import BUNDLED, folder_of, lens_of_bundled, opened, save_odd, spread
@@ -79,7 +84,7 @@ def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tupl
         for each in (full, point, full)
     ]
     if check == "batches":
-        finding = check_batches(made[1], prompts, [MANY, 9], FED)
+        finding = check_batch_sizes(made[1], prompts, [MANY, 9], FED)
     elif check == "endings":
         finding = check_row_endings(made[1], prompts, FED, rng)
     elif check == "prefixes":
@@ -87,7 +92,7 @@ def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tupl
         finding = check_shared_prefixes(made[1], text, others, FED, rng)
     else:
         continuation = rng.integers(0, VOCABULARY, (4, FED))
-        finding = check_interleaved_requests(made, prompts[:4], continuation, FED)
+        finding = check_requests_between_session_steps(made, prompts[:4], continuation, FED)
     assert finding.passed is True, finding
 
 
@@ -277,7 +282,9 @@ def declined() -> list[Any]:
         pytest.param(replace(plain, schedule="free_eager"), "schedule", id="another schedule"),
         pytest.param(replace(plain, signal="softmax_response"), "signal", id="another signal"),
         pytest.param(replace(plain, estimator=EntropyEstimator("topk", k=8)), "estimator", id="an estimator"),
-        pytest.param(replace(plain, bins=BinSpec(("position",)), thresholds=((0.5,),) * 3), "one threshold", id="bins"),
+        pytest.param(
+            replace(plain, bins=ThresholdBinSpec(("position",)), thresholds=((0.5,),) * 3), "one threshold", id="bins"
+        ),
         pytest.param(replace(plain, interpolate=True), "at probes alone", id="exits between probes"),
         pytest.param(replace(plain, lens="0123abcd"), "a tuned lens", id="a tuned lens"),
     ]
@@ -409,7 +416,7 @@ def replies(said: bytes) -> list[dict[str, Any]]:
 
 def test_it_ends_with_the_stream_or_with_bye(program: Path) -> None:
     assert spoken(program, b"").returncode == 0
-    done = spoken(program, b"".join(map(bytes, encode_frame(WireFrame({"call": "bye"})))))
+    done = spoken(program, b"".join(map(bytes, encode_frame_to_buffers(WireFrame({"call": "bye"})))))
     assert (done.returncode, replies(done.stdout)) == (0, [{"reply": "bye"}])
 
 

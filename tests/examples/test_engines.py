@@ -27,10 +27,10 @@ from emad_ref.audit.requests import check_repeated_requests, check_row_endings
 from emad_ref.audit.sampling import check_sampling
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.claims.engines import decide_stated_rule
+from emad_ref.claims.engines import decide_stated_saving_and_speedup
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.stated_rule import measure_own_rule
+from emad_ref.measurements.stated_rule import measure_own_rule_speedup
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
@@ -255,10 +255,10 @@ def test_a_public_packages_stated_speed_up_is_falsified() -> None:
     """tide-inference runs every block and logs what skipping them would save (docs/engines.md)."""
     pytest.importorskip("TIDE", reason="tide-inference is not installed: pip install --no-deps tide-inference==0.2.1")
     subject = ModelUnderTest(load("emad-nano"), Study(), RunResources(example("tide_engine").TideEngine))
-    found = measure_own_rule(subject, 60)
+    found = measure_own_rule_speedup(subject, 60)
     assert found.stated.speedup is not None
     assert found.stated.speedup > 2
-    verdict = decide_stated_rule(found, asked("ENG-7", np.random.default_rng(0)))
+    verdict = decide_stated_saving_and_speedup(found, asked("ENG-7", np.random.default_rng(0)))
     legs = {leg.name.partition(",")[0]: leg for leg in verdict.legs}
     assert verdict.verdict == "falsified"
     assert (legs["speed-up"].outcome, legs["blocks saved"].outcome) == ("falsified", "falsified")

@@ -30,7 +30,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.probes.signal_values import ProbeOutput
 from emad_ref.protocol import Prompt
 from emad_ref.record import Work
@@ -51,11 +51,13 @@ LINEAR = EntropyEstimator(
 # name → (bins, share of tokens that each row of thresholds lets exit): hardly any at the first positions
 BINNED = {
     "position and confidence": (
-        BinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
+        ThresholdBinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
         (0.001, 0.002, 0.003, 0.02, 0.3, 0.6),
     ),
     "frequency and position": (
-        BinSpec(("frequency", "position"), (8,), frequency=assign_frequency_buckets(np.arange(VOCABULARY, 0, -1))),
+        ThresholdBinSpec(
+            ("frequency", "position"), (8,), frequency=assign_frequency_buckets(np.arange(VOCABULARY, 0, -1))
+        ),
         (0.001, 0.6, 0.002, 0.1, 0.003, 0.01),
     ),
 }
@@ -103,7 +105,7 @@ def plain(**change: Any) -> OperatingPoint:
     return OperatingPoint("plain", "f", LAYERS, LAYERS, PROBES, ((0.0,) * len(PROBES),), **change)
 
 
-def binned(spec: BinSpec, shares: tuple[float, ...]) -> OperatingPoint:
+def binned(spec: ThresholdBinSpec, shares: tuple[float, ...]) -> OperatingPoint:
     """Give every bin its own share of tokens, so that a token in a wrong bin is detected."""
     table = tuple(sure(plain(), share).thresholds[0] for share in shares)
     return replace(plain(), thresholds=table, bins=spec)

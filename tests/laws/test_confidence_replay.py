@@ -24,7 +24,13 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import compute_decode_flops, compute_decode_work, decode_and_prompt_work, replay, replay_all
+from emad_ref.replay import (
+    compute_decode_flops_by_sequence,
+    compute_decode_work,
+    decode_and_prompt_work,
+    iterate_point_replays,
+    replay,
+)
 from tests.laws.test_confidence import RULES as EVERY_RULE
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -63,7 +69,7 @@ def trace_of(family: str) -> Trace:
 
 def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile: float) -> OperatingPoint:
     """Return thresholds that a share 1 − ``quantile`` of all tokens pass at each deciding layer."""
-    seen = trace.rule_columns(point).signal[:, np.array(point.probes) - 1]
+    seen = trace.confidence_rule_columns(point).signal[:, np.array(point.probes) - 1]
     levels = [
         math.inf if old == math.inf else float(np.quantile(column, quantile))
         for column, old in zip(seen.T, point.thresholds[0], strict=True)
@@ -101,7 +107,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
     if family != "t5":  # the cost of a source is counted, not derived
         decode, prompt = decode_and_prompt_work(trace, point, found.depth, found.macs_per_row)
         geometry = stepper_of(family).geometry
-        assert compute_decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
+        assert compute_decode_flops_by_sequence(trace, found, geometry).sum() == flops(decode, geometry).total
         whole = sum(counted, Work.none(LAYERS))
         assert whole == decode + prompt, whole.describe_difference(decode + prompt)
     return found.depth
@@ -175,7 +181,7 @@ def test_a_ceiling_below_the_last_layer_makes_another_rule(name: str) -> None:
 def test_many_rules_replayed_together_are_replayed_each_alone() -> None:
     trace = trace_of("gpt_neox")
     points = [firing(trace, point, schedule, 0.8) for point in RULES.values() for schedule in SCHEDULES]
-    for together, point in zip(replay_all(trace, points), points, strict=True):
+    for together, point in zip(iterate_point_replays(trace, points), points, strict=True):
         alone = replay(trace, point)
         assert together.depth.tolist() == alone.depth.tolist()
         assert together.nll_nats.tolist() == alone.nll_nats.tolist()
@@ -192,16 +198,16 @@ def test_a_rule_is_recorded_once_whatever_its_thresholds_and_its_schedule() -> N
     ]
     trace = take_trace(stepper_of("gpt_neox"), texts("gpt_neox")[:1], rules=points)
     assert list(trace.rules) == [ConfidenceColumnsKey.from_point(points[0])]
-    assert all(trace.rule_columns(point) is trace.rule_columns(points[0]) for point in points)
+    assert all(trace.confidence_rule_columns(point) is trace.confidence_rule_columns(points[0]) for point in points)
 
 
 def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
     named: OperatingPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    together = trace_of("gpt_neox").rule_columns(named)
+    together = trace_of("gpt_neox").confidence_rule_columns(named)
     monkeypatch.setattr(trace_module, "FEWEST_TOKENS", 3)
     monkeypatch.setattr(trace_module, "LOGITS_AT_A_TIME", 1)
-    apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).rule_columns(named)
+    apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).confidence_rule_columns(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(apart, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
     for column in ("top1", "macs", "heads", "shows"):
@@ -210,7 +216,10 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
 
 def test_columns_of_texts_apart_join_to_those_of_texts_together(named: OperatingPoint) -> None:
     parts = [take_trace(stepper_of("gpt_neox"), [text], rules=[named]) for text in texts("gpt_neox")]
-    whole, together = concatenate_traces(parts).rule_columns(named), trace_of("gpt_neox").rule_columns(named)
+    whole, together = (
+        concatenate_traces(parts).confidence_rule_columns(named),
+        trace_of("gpt_neox").confidence_rule_columns(named),
+    )
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(whole, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)
     for column in ("top1", "macs", "heads", "shows"):
@@ -220,7 +229,7 @@ def test_columns_of_texts_apart_join_to_those_of_texts_together(named: Operating
 def test_at_layers_that_a_rule_does_not_read_the_full_head_speaks(named: OperatingPoint) -> None:
     trace = trace_of("gpt_neox")
     unread = [layer - 1 for layer in range(1, LAYERS + 1) if layer not in named.probes]
-    columns = trace.rule_columns(named)
+    columns = trace.confidence_rule_columns(named)
     assert LAYERS - 1 in unread
     assert np.isnan(columns.signal[:, unread]).all()
     assert np.array_equal(columns.nll_nats[:, unread], trace.nll_nats[:, unread])

@@ -19,9 +19,9 @@ from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
+from emad_ref.sweep.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -92,7 +92,7 @@ EXACT: dict[str, Callable[[], OperatingPoint]] = {
     "topk": lambda: point("monotone", estimator=TOPK),
     "below the last layer": lambda: replace(point("free_eager"), ceiling=5),
     "bins": lambda: replace(
-        point("free_eager"), bins=BinSpec(("position",), position_edges=(8, 20)),
+        point("free_eager"), bins=ThresholdBinSpec(("position",), position_edges=(8, 20)),
         thresholds=((9.0,) * 3, point().thresholds[0], (-1.0,) * 3),
     ),
 }  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_rule_that_decides_by_probe_alone_is_fed_layer_by_layer(name: str) -> 
     assert not is_fed_layerwise(replace(DECODED["copying"](), schedule="free_eager"))
 
 
-def same(found: PointColumns, expected: PointColumns, nats: float) -> None:
+def same(found: PointColumnsBySequence, expected: PointColumnsBySequence, nats: float) -> None:
     assert np.abs(found.nll_nats - expected.nll_nats).max() < nats
     for name in ("wrong", "flops", "depth"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
@@ -128,7 +128,7 @@ def same(found: PointColumns, expected: PointColumns, nats: float) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
     asked = EXACT[name]()
-    expected = point_columns(traced(asked.lens), stepper_of().geometry, [asked])
+    expected = replay_points_to_columns(traced(asked.lens), stepper_of().geometry, [asked])
     found = decoded_columns(stepper_of(), stepper_of().geometry, texts(), [asked], rows=4)
     same(found, expected, STORED)
     assert (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops, probe_to_block_flops_ratio
+from emad_ref.benchmark.flops import flops, probes_to_blocks_flops_ratio
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
@@ -113,7 +113,7 @@ def test_probe_share_is_readouts_over_blocks() -> None:
     cost = flops(work, geometry)
     only_probes = cost.readouts["full"] - geometry.head_flops()
     blocks = cost.blocks_and_attention
-    assert probe_to_block_flops_ratio(geometry, 2, keys=12) == pytest.approx(only_probes / blocks)
-    assert probe_to_block_flops_ratio(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / blocks)
+    assert probes_to_blocks_flops_ratio(geometry, 2, keys=12) == pytest.approx(only_probes / blocks)
+    assert probes_to_blocks_flops_ratio(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / blocks)
     with pytest.raises(BadArgument, match="probes ≥ 0"):
-        probe_to_block_flops_ratio(geometry, -1, keys=12)
+        probes_to_blocks_flops_ratio(geometry, -1, keys=12)

@@ -103,7 +103,7 @@ def test_fused_steps_are_the_modules(family, dtype):
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """Except GELU, which uses another kernel of PyTorch, and single tokens, which use other products."""
     monkeypatch.setattr(fused_blocks, "gelu", F.gelu)
-    monkeypatch.setattr(causal, "squeeze_single_token", lambda hidden: hidden)
+    monkeypatch.setattr(causal, "flatten_single_cpu_token", lambda hidden: hidden)
     config = small_config(family)
     if hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = config.num_attention_heads

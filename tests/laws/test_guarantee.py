@@ -25,7 +25,7 @@ from emad_ref.screening import drift as drift
 from emad_ref.screening.drift import DocumentFeatures, replay_features
 from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_strict_to_loose
 from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.sweep.losses import point_columns
+from emad_ref.sweep.losses import replay_points_to_columns
 from emad_ref.sweep.risk import betting_pvalues
 from emad_ref.tuning import windows_of
 
@@ -78,10 +78,10 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
     windows = list(windows_of(model, corpus, "validate", limit=documents))
     assert len({window.document for window in windows}) == len(windows), "one window per document"
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
-    found = point_columns(trace, model.geometry, [full_depth(12), *points])
+    found = replay_points_to_columns(trace, model.geometry, [full_depth(12), *points])
     each = ByDocument.from_whole_documents
-    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.sequence_lengths))
-    return Read(losses.values, found.depth[:, 1:] / trace.sequence_lengths[:, None], trace, points)
+    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.n_decided_by_sequence))
+    return Read(losses.values, found.depth[:, 1:] / trace.n_decided_by_sequence[:, None], trace, points)
 
 
 def certified(losses: Floats) -> int:

@@ -12,7 +12,7 @@ import torch
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.continuations import ForcedInput, required_layers, score_by_decoding, trace_required_layers
@@ -116,8 +116,10 @@ POINTS = {
     "between probes": replace(fixed_entropy_point(12, (2, 4, 8), 1.0), interpolate=True),
     "chunked": replace(EARLY, schedule="chunked", period=3),
     "positional": OperatingPoint("fall", "positional", 12, 12, schedule="positional", period=6, floor=3),
-    "by position": replace(EARLY, thresholds=((0.2, 0.4), (1.0, 1.2)), bins=BinSpec(("position",), (9,))),
-    "by confidence": replace(EARLY, thresholds=((0.2, 0.4), (0.5, 0.8), (1.0, 1.2)), bins=BinSpec(("confidence",))),
+    "by position": replace(EARLY, thresholds=((0.2, 0.4), (1.0, 1.2)), bins=ThresholdBinSpec(("position",), (9,))),
+    "by confidence": replace(
+        EARLY, thresholds=((0.2, 0.4), (0.5, 0.8), (1.0, 1.2)), bins=ThresholdBinSpec(("confidence",))
+    ),
 }
 
 

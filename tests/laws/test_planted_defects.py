@@ -18,7 +18,7 @@ from emad_ref.audit import (
     check_session_isolation,
     tolerance,
 )
-from emad_ref.audit.session_checks import check_last_logits
+from emad_ref.audit.session_checks import check_feed_last_argument
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from tests.decoders.audited_model import LAYERS, drawn, spread_point, under_test
@@ -49,7 +49,7 @@ def run_check(name: str, decoder: type, point: OperatingPoint, *, forces: bool =
         "forced": lambda: check_forced_depths(full, prompts, continuation, rng),
         "sessions": lambda: check_session_isolation(full, prompts, continuation, rng),
         "rollback": lambda: check_rollback(full, prompts, continuation),
-        "last": lambda: check_last_logits(full, prompts, continuation, rng),
+        "last": lambda: check_feed_last_argument(full, prompts, continuation, rng),
         "decisions": lambda: check_decisions(asked, prompts, continuation),
         "generation": lambda: check_generation(asked, prompts, MAX_NEW),
         "rows": lambda: check_row_independence(asked, prompts, MAX_NEW),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.prefix_tree import AHEAD, PrefixTrees, TextRequest
+from emad_ref.decoding.prefix_tree import AHEAD, PrefixTrees, TextGenerationRequest
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
@@ -42,7 +42,7 @@ def chained(*tables):
 def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
     partners, stop = chained(small, large), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1), prompt(0)]
-    texts, wanted = PrefixTrees(rows=2), [TextRequest(each.tokens, most, stop) for each in prompts]
+    texts, wanted = PrefixTrees(rows=2), [TextGenerationRequest(each.tokens, most, stop) for each in prompts]
     walks = texts.generate_switched(partners, [(text, rule) for rule in many for text in wanted])
     for at, rule in enumerate(many):
         own = switch(*partners, rule, prompts, most, stop=stop)
@@ -59,10 +59,10 @@ def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, 
     partners, stop = chained(draft, verifier), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1)]
     spoken = PrefixTrees(rows=2).generate_speculative(
-        partners, [TextRequest(each.tokens, most, stop) for each in prompts], k, gate
+        partners, [TextGenerationRequest(each.tokens, most, stop) for each in prompts], k, gate
     )
     own = speculate(*partners, prompts, most, k=k, stop=stop, gate_bits=gate)
-    standing = own.count_drafted(ACCEPTED) + own.count_drafted(GATED)
+    standing = own.count_drafts_by_sequence(ACCEPTED) + own.count_drafts_by_sequence(GATED)
     for row, one in enumerate(spoken):
         assert one.tokens.tolist() == own.record.emitted[row].tolist()
         assert (one.model == SMALL).sum() == standing[row]
@@ -91,7 +91,7 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def walked(partners):
-    texts = [TextRequest(each.tokens, 24) for each in PROMPTS]
+    texts = [TextGenerationRequest(each.tokens, 24) for each in PROMPTS]
     walks = PrefixTrees(rows=3).generate_switched(partners, [(text, rule) for rule in RULES for text in texts])
     return {(rule, row): walks[at * len(texts) + row] for at, rule in enumerate(RULES) for row in range(len(texts))}
 
@@ -101,28 +101,28 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
     for row, each in enumerate(PROMPTS):
         own, walk = switch(*partners, rule, [each], 24), walked[rule, row]
         assert walk.model.tolist() == own.model[0].tolist()
-        assert [walk.count_catch_up_tokens(model) for model in (SMALL, LARGE)] == own.catch_up_tokens.tolist()
+        assert [walk.count_catch_up_tokens(model) for model in (SMALL, LARGE)] == own.catch_up_tokens_by_model.tolist()
         read = np.bincount(own.record.tokens.model, minlength=2).tolist()
         assert [walk.count_tokens_read(model) for model in (SMALL, LARGE)] == read
         for spent, opening in ((own.record.work, False), (own.opening_work, True)):
             for model, work in spent.items():
-                mine = walk.compute_work(model, work.layers, opening)
+                mine = walk.compute_work_of_model(model, work.layers, opening)
                 for field in fields(Work):
                     assert np.array_equal(getattr(mine, field.name), getattr(work, field.name)), field.name
 
 
 def test_rules_that_never_part_are_not_decoded_twice(partners):
-    texts, wanted = PrefixTrees(rows=4), TextRequest(PROMPTS[0].tokens, 24)
+    texts, wanted = PrefixTrees(rows=4), TextGenerationRequest(PROMPTS[0].tokens, 24)
     (first,) = texts.generate_switched(partners, [(wanted, RULES[0])])
     closed = tuple(Partner(None, partner.point) for partner in partners)
     (again,) = texts.generate_switched(closed, [(wanted, RULES[0])])
     assert again.tokens.tolist() == first.tokens.tolist()
     with pytest.raises(AttributeError):
-        texts.generate_switched(closed, [(TextRequest(PROMPTS[2].tokens, 24), RULES[0])])
+        texts.generate_switched(closed, [(TextGenerationRequest(PROMPTS[2].tokens, 24), RULES[0])])
 
 
 def test_choices_are_the_models_own_after_the_same_history(partners, walked):
-    texts, wanted = PrefixTrees(rows=4), TextRequest(PROMPTS[0].tokens, 24)
+    texts, wanted = PrefixTrees(rows=4), TextGenerationRequest(PROMPTS[0].tokens, 24)
     for rule in RULES:
         walk = walked[rule, 0]
         for model in (SMALL, LARGE):
@@ -164,7 +164,7 @@ def test_a_partner_that_decides_its_depth_is_refused(partners):
     adaptive = OperatingPoint("early", "quantile", layers, layers, (1,), ((9.0,),))
     with pytest.raises(BadArgument, match="two models at full depth"):
         PrefixTrees(rows=1).generate_switched(
-            (small, Partner(large.decoder, adaptive)), [(TextRequest(PROMPTS[0].tokens, 4), RULES[0])]
+            (small, Partner(large.decoder, adaptive)), [(TextGenerationRequest(PROMPTS[0].tokens, 4), RULES[0])]
         )
     with pytest.raises(BadArgument, match="at least one new token"):
-        PrefixTrees(rows=1).generate_switched(partners, [(TextRequest(PROMPTS[0].tokens, 0), RULES[0])])
+        PrefixTrees(rows=1).generate_switched(partners, [(TextGenerationRequest(PROMPTS[0].tokens, 0), RULES[0])])

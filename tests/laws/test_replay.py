@@ -15,11 +15,11 @@ from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 from emad_ref.replay import (
-    compute_decode_flops,
+    compute_decode_flops_by_sequence,
     compute_decode_work,
     decode_and_prompt_work,
     replay,
@@ -70,7 +70,9 @@ KINDS = [
 def binned(trace, feature):
     wide = quantile_point(trace, 0.4)
     rows = tuple(tuple(t * share for t in wide.thresholds[0]) for share in (1.0, 0.9, 0.0))
-    return replace(wide, thresholds=rows, bins=BinSpec((feature,), position_edges=(8, 20), confidence_edges=(0.1, 0.2)))
+    return replace(
+        wide, thresholds=rows, bins=ThresholdBinSpec((feature,), position_edges=(8, 20), confidence_edges=(0.1, 0.2))
+    )
 
 
 def estimated(trace, estimator):
@@ -87,7 +89,7 @@ def between(trace):
 def compared(trace, name):
     """Return thresholds that three tokens in ten pass, for every signal of one layer."""
     share = 0.3 if LAYERWISE[name].sense == "falls" else 0.7
-    levels = tuple(float(np.quantile(trace.signal_column(name)[:, p - 1], share)) for p in PROBES)
+    levels = tuple(float(np.quantile(trace.signal_at_every_layer(name)[:, p - 1], share)) for p in PROBES)
     return OperatingPoint(name, "quantile", LAYERS, LAYERS, PROBES, (levels,), signal=name)
 
 
@@ -160,7 +162,7 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
 
 def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper, sequences, trace, point):
     expected, geometry = replay(trace, point), stepper.geometry
-    by_sequence = compute_decode_flops(trace, expected, geometry)
+    by_sequence = compute_decode_flops_by_sequence(trace, expected, geometry)
     assert (
         by_sequence.sum()
         == flops(compute_decode_work(trace, expected.depth, point, expected.macs_per_row), geometry).total
@@ -238,7 +240,9 @@ def test_grid_of_all_sequences_is_the_plain_recursion_in_each(trace, quantile):
     probes = np.array(point.probes, dtype=np.int64)
     thresholds = np.array(point.thresholds[0], dtype=np.float32)
     plain = [
-        schedules.monotone_depths(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
+        schedules.monotone_depths_from_signal(
+            trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling
+        )
         for start, end in pairwise(trace.starts)
     ]
     assert np.concatenate(plain).tolist() == replay(trace, point).depth.tolist()

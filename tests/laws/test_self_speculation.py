@@ -75,9 +75,9 @@ def test_greedy_output_is_the_models_own(stepper, stop, family, exit_layer, rows
 def test_the_drawn_drafts_are_now_accepted_and_now_refused(stepper):
     """Otherwise the laws here test plain decoding only; in a batch, rows must differ."""
     close = self_speculate(partner(stepper), LAYERS - 1, PROMPTS, NEW)
-    assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
+    assert close.count_drafts_by_sequence(ACCEPTED).sum() > 5 < close.count_drafts_by_sequence(REFUSED).sum()
     assert len(set(close.rounds.tolist())) > 1
-    assert self_speculate(partner(stepper), 1, PROMPTS, NEW).count_drafted(REFUSED).sum() > 20
+    assert self_speculate(partner(stepper), 1, PROMPTS, NEW).count_drafts_by_sequence(REFUSED).sum() > 20
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])

@@ -111,8 +111,8 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
     """Otherwise the laws above test plain decoding only."""
     close = speculate(partner(large, truncated(LAYERS, LAYERS - 1)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
     far = speculate(partner(small, full_depth(3)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
-    assert close.count_drafted(ACCEPTED).sum() > 5 < close.count_drafted(REFUSED).sum()
-    assert far.count_drafted(REFUSED).sum() > 20
+    assert close.count_drafts_by_sequence(ACCEPTED).sum() > 5 < close.count_drafts_by_sequence(REFUSED).sum()
+    assert far.count_drafts_by_sequence(REFUSED).sum() > 20
     itself = speculate(partner(large, full_depth(LAYERS)), partner(large, full_depth(LAYERS)), PROMPTS, NEW)
     assert itself.acceptance_rate == 1.0
 

@@ -21,7 +21,7 @@ import emad_ref
 from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, make_timed_batch
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.process_replicates import run_task_file
-from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
 from emad_ref.point import truncated
@@ -54,7 +54,7 @@ class Twice:
 
 def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResources:
     def make(request: Request) -> Decoder:
-        made = make_judge_decoder(request)
+        made = make_decoder_on_judge_model(request)
         return Twice(made) if planted == "slow" and request.point.name == NAME else made
 
     return RunResources(make, runner=afresh or SubprocessRunner(without="a share"))
@@ -84,7 +84,7 @@ def verdict(planted: str) -> str:
     point = replace(truncated(full.layers, 1) if planted == "fast" else full, name=NAME)
     made.latency._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
     (timed,) = made.latency.time_point_by_batch_size(point).values()
-    assert timed.seconds_by_pair()["full"].process_count == BUDGET.processes
+    assert timed.paired_seconds_by_arm()["full"].process_count == BUDGET.processes
     found = SpeedupEvidence({1: make_timed_batch(timed, made.latency.check_point_outputs(timed, point))})
     return decide_speedup(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
 

@@ -22,12 +22,12 @@ from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay import compute_decode_flops, compute_decode_work, decode_and_prompt_work, replay
+from emad_ref.replay import compute_decode_flops_by_sequence, compute_decode_work, decode_and_prompt_work, replay
 from emad_ref.signals import SIGNALS
 from tests.random_lenses import FINGERPRINT, attached, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -71,7 +71,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
     plain = OperatingPoint("tuned", "quantile", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=trace.lens)
     asked = replace(plain, **change)  # type: ignore[arg-type]
     level = share if SIGNALS[asked.signal].sense == "falls" else 1 - share
-    seen = trace.rule_signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
+    seen = trace.rule_signal(replace(asked, bins=ThresholdBinSpec(), thresholds=((0.0,) * 3,)))
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,) * asked.bins.bin_count)
 
@@ -89,7 +89,7 @@ def agreeing(**change: object) -> OperatingPoint:
     return replace(point_of(traced(digest()), signal="agreement", **change), thresholds=((1e-6,) * 3,))
 
 
-CONFIDENT = BinSpec(("confidence",), confidence_edges=(0.1, 0.2))
+CONFIDENT = ThresholdBinSpec(("confidence",), confidence_edges=(0.1, 0.2))
 POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "monotone": lambda: point_of(traced(digest())),
     "full rank": lambda: point_of(traced(digest(None))),
@@ -142,7 +142,9 @@ def test_the_identity_is_the_raw_lens_bit_for_bit(dtype: torch.dtype, rank: int 
     raw, tuned = take_trace(stepper, texts()), take_trace(stepper, texts(), lens=same)
     for name in ("nll_nats", "top1", "top1_probability"):
         assert np.array_equal(getattr(raw, name), getattr(tuned, name)), name
-    assert all(np.array_equal(raw.signal_column(name), tuned.signal_column(name)) for name in raw.signals)
+    assert all(
+        np.array_equal(raw.signal_at_every_layer(name), tuned.signal_at_every_layer(name)) for name in raw.signals
+    )
     plain = point_of(raw)
     for text in texts():
         depths, logits, _ = decoded(plain, text, stepper)
@@ -224,7 +226,7 @@ def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> No
     for text in texts():
         counted = counted + decoded(point, text, stepper_of())[2]
     assert counted == decode + prompt, counted.describe_difference(decode + prompt)
-    assert compute_decode_flops(trace, expected, geometry).sum() == flops(decode, geometry).total
+    assert compute_decode_flops_by_sequence(trace, expected, geometry).sum() == flops(decode, geometry).total
 
 
 def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
@@ -348,6 +350,6 @@ def test_rules_are_traced_through_their_own_lens() -> None:
     for rule, lens in ((raw, digest()), (point, None)):
         with pytest.raises(BadArgument, match=r"rules=\['saturation.*the lens .* of this trace"):
             take_trace(stepper_of(), texts(), rules=[rule], lens=lens)
-    tuned, plain = traced(digest()).rule_columns(point), traced(None).rule_columns(raw)
+    tuned, plain = traced(digest()).confidence_rule_columns(point), traced(None).confidence_rule_columns(raw)
     assert np.array_equal(tuned.signal, plain.signal, equal_nan=True)
     assert np.array_equal(tuned.nll_nats, traced(digest()).nll_nats)

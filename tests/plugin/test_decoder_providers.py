@@ -113,7 +113,7 @@ def test_ours_answers_last_and_can_be_named(
     import types
 
     stand_in = types.ModuleType("emad_ref.measurements.run_resources")
-    stand_in.make_judge_decoder = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
+    stand_in.make_decoder_on_judge_model = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
     ours = ["m", "full depth"]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))

@@ -13,10 +13,10 @@ from emad_ref.statistics.goldens import (
     VERDICTS,
     DamagedGolden,
     Goldens,
-    RunConditions,
-    load_known_verdicts,
+    RunSeedBudgetOptions,
+    load_known_verdicts_from_folders,
     record_verdict,
-    verdict_key,
+    verdict_key_fields,
 )
 from tests.plugin.conftest import Run, report_of
 
@@ -90,14 +90,14 @@ def test_an_index_that_is_none_is_damage(tmp_path: Path, content: str) -> None:
         Goldens((tmp_path,)).verify_checksums()
 
 
-KEY = verdict_key("EMAD-F1", "m", "c", RunConditions(0, "smoke"))
+KEY = verdict_key_fields("EMAD-F1", "m", "c", RunSeedBudgetOptions(0, "smoke"))
 
 
 def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:
     for folder, verdict in (("own", "survived"), ("shipped", "falsified")):
         (tmp_path / folder).mkdir()
         record_verdict(tmp_path / folder, KEY, "m", 0, verdict)
-    known = load_known_verdicts([tmp_path / "own", tmp_path / "shipped"])
+    known = load_known_verdicts_from_folders([tmp_path / "own", tmp_path / "shipped"])
     assert known.find_outcome(KEY, 0).outcomes == {"survived"}
 
 
@@ -121,7 +121,7 @@ def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(3) as runs:
         list(runs.map(record, range(3)))
-    entries = load_known_verdicts([tmp_path]).entries
+    entries = load_known_verdicts_from_folders([tmp_path]).entries
     assert len(entries) == 12
     assert {entry["verdict"] for entry in entries} == {"survived"}, "an entry lacks a seed"
     assert [path.name for path in tmp_path.iterdir()] == [VERDICTS]
@@ -129,7 +129,7 @@ def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_verdicts_of_another_schema_are_not_written_over(tmp_path: Path) -> None:
     (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA + 1, "verdicts": ["of a later version"]}))
-    assert load_known_verdicts([tmp_path]).entries == ()
+    assert load_known_verdicts_from_folders([tmp_path]).entries == ()
     with pytest.raises(DamagedGolden, match="move the file away"):
         record_verdict(tmp_path, KEY, "m", 0, "survived")
     assert "of a later version" in (tmp_path / VERDICTS).read_text()

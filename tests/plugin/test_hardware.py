@@ -17,9 +17,9 @@ from emad_ref.files import require_replaceable_file
 from emad_ref.measurements.hardware import (
     CHECKED,
     TIMED,
+    compare_cached_steps,
     compare_captured_steps,
-    measure_logit_tolerances,
-    measure_weight_bandwidth,
+    measure_relative_weight_bandwidth,
 )
 from emad_ref.models.graph_capture import GraphCaptureWarning
 from emad_ref.protocol import Unsupported
@@ -62,7 +62,7 @@ def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeyp
     said = {"a": lambda left: {"x": 1}, "b": looking}
     steps = [hardware.MachineMeasurement("cost", name, "float32", measure) for name, measure in said.items()]
     monkeypatch.setattr(hardware, "plan_machine_measurements", lambda chosen: iter(steps))
-    hardware.run_steps(chosen)
+    hardware.run_and_record_measurements(chosen)
     assert seen == [["machine", "cost a float32"]]
     assert json.loads((tmp_path / "record.json").read_text())["cost a float32"]["x"] == 1
     require_replaceable_file(tmp_path / "record.json", "--out", "a record", hardware.RECORD_START)
@@ -72,7 +72,7 @@ def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
     monkeypatch.setattr(
         hardware, "plan_machine_measurements", given(EmadError("no such kernel here"), {"exit status": 0})
     )
-    record = hardware.run_steps(chosen)
+    record = hardware.run_and_record_measurements(chosen)
     assert record["cost model-0 float32"]["reason"] == "no such kernel here"
     assert record["cost model-1 float32"]["status"] == "done"
     assert hardware.failed_steps(record) == ["cost model-0 float32"]
@@ -80,7 +80,7 @@ def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
 
 def test_what_does_not_apply_to_a_device_is_on_record_and_no_failure(chosen):
     chosen.models, chosen.dtypes, chosen.steps = ["emad-nano"], ["float32"], ["graphs"]
-    record = hardware.run_steps(chosen)
+    record = hardware.run_and_record_measurements(chosen)
     found = record["graphs emad-nano float32"]
     assert (found["status"], found["reason"]) == (
         "not applicable",
@@ -92,7 +92,7 @@ def test_what_does_not_apply_to_a_device_is_on_record_and_no_failure(chosen):
 def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
     monkeypatch.setattr(hardware, "plan_machine_measurements", given({}, {}))
     now = iter([0.0, 1.0, 2.0, 475.0, 476.0])  # of eight minutes; the second suite run would have five seconds
-    record = hardware.run_steps(chosen, clock=lambda: next(now))
+    record = hardware.run_and_record_measurements(chosen, clock=lambda: next(now))
     assert record["cost model-0 float32"]["status"] == "done"
     assert record["cost model-1 float32"]["status"] == "not begun"
     assert hardware.failed_steps(record) == ["cost model-1 float32"]
@@ -135,13 +135,13 @@ def test_a_suite_run_is_asked_for_in_words_that_pytest_does_not_take_for_paths(c
 
 
 def test_differences_are_measured_beside_their_bound():
-    found = measure_logit_tolerances("emad-nano", "float32", "cpu")
+    found = compare_cached_steps("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["layers"] == 4
 
 
 def test_a_token_reads_all_weights_but_the_embedding():
-    found = measure_weight_bandwidth("emad-nano", "float32", "cpu")
+    found = measure_relative_weight_bandwidth("emad-nano", "float32", "cpu")
     from emad_ref.models.loading import load
 
     model = load("emad-nano").model

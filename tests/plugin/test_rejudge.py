@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.models.bundled import bundled_model_names
-from emad_ref.statistics.goldens import load_known_verdicts
+from emad_ref.statistics.goldens import load_known_verdicts_from_folders
 from pytest_emad import rejudge
 
 SUITE = """
@@ -45,7 +45,9 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def entries(folder: Path) -> dict[str, str]:
-    return {entry["corpus"]: entry["verdict"] for entry in load_known_verdicts([folder / "golden"]).entries}
+    return {
+        entry["corpus"]: entry["verdict"] for entry in load_known_verdicts_from_folders([folder / "golden"]).entries
+    }
 
 
 def test_three_seeds_are_recorded_and_then_hold(asked, tmp_path, capsys) -> None:

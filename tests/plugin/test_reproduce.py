@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emad_ref.report.schema import read_report
-from emad_ref.report.suite_parts import DONE_FILE, read_exit_status
+from emad_ref.report.suite_parts import DONE_FILE, read_reusable_exit_status
 from pytest_emad import reproduce, subprocesses
 
 SUITE = """
@@ -88,11 +88,11 @@ def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsy
         "one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
     )
     (tmp_path / DONE_FILE).write_text(mark)
-    assert read_exit_status(tmp_path / DONE_FILE, wanted) is None
+    assert read_reusable_exit_status(tmp_path / DONE_FILE, wanted) is None
     (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": "well"}))
-    assert read_exit_status(tmp_path / DONE_FILE, wanted) is None
+    assert read_reusable_exit_status(tmp_path / DONE_FILE, wanted) is None
     (tmp_path / DONE_FILE).write_text(json.dumps({"identity": wanted, "status": 1}))
-    assert read_exit_status(tmp_path / DONE_FILE, wanted) == 1
+    assert read_reusable_exit_status(tmp_path / DONE_FILE, wanted) == 1
 
 
 def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):

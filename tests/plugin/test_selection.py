@@ -12,7 +12,7 @@ import pytest
 from emad_ref.report.deselection import SUITES
 from emad_ref.report.gaps import find_gaps
 from pytest_emad import environment
-from pytest_emad.selection import FOLDERS, sort_by_suite_folder, sort_gates_first
+from pytest_emad.selection import FOLDERS, sorted_by_suite_folder, sorted_gates_first_per_model
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 MODEL = """
@@ -249,7 +249,7 @@ def ours(folder: str, name: str = "", model: str | None = None, **marked: Any) -
 
 def test_what_takes_seconds_comes_first_and_each_folder_keeps_its_order() -> None:
     items = [ours("claims", "a"), ours("claims", "b"), ours("cost"), ours("fidelity"), ours("invariants")]
-    found = sort_by_suite_folder(items)
+    found = sorted_by_suite_folder(items)
     assert [item.path.parent.name for item in found] == ["invariants", "fidelity", "claims", "claims", "cost"]
     assert [item.name for item in found if item.name] == ["a", "b"]
 
@@ -257,7 +257,7 @@ def test_what_takes_seconds_comes_first_and_each_folder_keeps_its_order() -> Non
 def test_other_peoples_tests_keep_their_places() -> None:
     theirs, more = at("/elsewhere/test_a.py"), at("/elsewhere/test_z.py")
     first, last = ours("claims"), ours("invariants")
-    assert sort_by_suite_folder([theirs, first, more, last]) == [theirs, last, more, first]
+    assert sorted_by_suite_folder([theirs, first, more, last]) == [theirs, last, more, first]
 
 
 @pytest.mark.parametrize("root", [root for root in SUITES if root.is_dir()] or SUITES)
@@ -276,7 +276,7 @@ def test_gates_come_first_of_each_model_and_what_measures_stays() -> None:
         ours("claims", "g", claim="X-H1"),
         at("/elsewhere/test_z.py", "h", claim="X-F1"),
     ]
-    found = sort_gates_first(asked, gating={"X-F1", "X-E2", "X-F2", "X-H1"}, exact={"X-E2", "X-H1"})
+    found = sorted_gates_first_per_model(asked, gating={"X-F1", "X-E2", "X-F2", "X-H1"}, exact={"X-E2", "X-H1"})
     assert "".join(item.name for item in found) == "gcbadfeh"
 
 

@@ -17,7 +17,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.statistics.verdicts import load_register
 from pytest_emad.recorder import decide_and_record_claim
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 TOLERANCE, NOISE = 1e-3, 2.0
 ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")
@@ -57,7 +57,7 @@ def stored() -> Stored:
 
 
 def holds(stored: Stored, point: OperatingPoint, found: GoldenTokens, prompts: list[Prompt] = PROMPTS) -> None:
-    auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
+    auditor = AuditFindingGate(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
     auditor.compare_with_golden(ABOUT, lambda: found, prompts, NOISE, declared=0.0, point=point)
 
 
@@ -108,7 +108,7 @@ def test_nothing_is_decoded_where_none_is_on_record() -> None:
     def take() -> GoldenTokens:
         raise AssertionError("decoded")
 
-    auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, Without()))
+    auditor = AuditFindingGate(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, Without()))
     assert not auditor.compare_with_golden(ABOUT, take, PROMPTS, NOISE, declared=0.0)
 
 

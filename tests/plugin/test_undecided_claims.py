@@ -194,7 +194,8 @@ def test_a_row_is_decided_unless_the_decoder_left_it_open(
     suites: Path, project: pytest.Pytester, run: Run, outcome: str, refused: str, said: str | None
 ) -> None:
     told = SUITES["claims/test_model"].replace(
-        'emad_record.record_claim(verdict("survived", claim))', VERDICT.format(outcome=outcome, refused=refused)
+        'emad_record.record_claim(verdict("survived", claim))',
+        VERDICT.format(outcome=outcome, refused=refused),
     )
     rewritten(suites, "claims/test_model", told)
     (project.path / "claims.toml").write_text("[EMAD-F1]\ngate = false\n")
@@ -420,7 +421,7 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
     stand_in = types.ModuleType("emad_ref.measurements.run_resources")
-    stand_in.make_judge_decoder = lambda request: "ours"  # type: ignore[attr-defined]
+    stand_in.make_decoder_on_judge_model = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
     monkeypatch.setattr(integrity, "find_replaced_code", lambda item: [])  # which would name the stub
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from emad_ref.statistics.goldens import load_known_verdicts
+from emad_ref.statistics.goldens import load_known_verdicts_from_folders
 from tests.suites.conftest import Run, add_tokenizer, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 
@@ -71,7 +71,7 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
     legs = {leg["name"]: leg for leg in verdicts["EE-3"]["legs"]}
     assert legs.keys() == {"squad", "samsum"}, "an untrained T5 solves neither"
     assert all("not solved: full depth scores 0.0" in leg["reason"] for leg in legs.values())
-    kept = {entry["claim"]: entry["corpus"] for entry in load_known_verdicts([golden]).entries}
+    kept = {entry["claim"]: entry["corpus"] for entry in load_known_verdicts_from_folders([golden]).entries}
     assert kept["EE-2"] == kept["EE-3"] == "squad+samsum"
     result.stdout.fnmatch_lines(
         ["*squad: 12 of 12 pairs of dev-v1.1.json; 0 sources cut*", "*samsum: 12 of 12 pairs of test.json*"]

@@ -32,7 +32,7 @@ from emad_ref.mutants.catalogue import CATALOGUE
 from emad_ref.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Record
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # the number of timed requests is not under test
@@ -78,7 +78,7 @@ def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
     record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None)
-    audit = Auditor(evidence.subject.reference_lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
+    audit = AuditFindingGate(evidence.subject.reference_lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     for values in product(*(given for _, given in marks)):
         rng = np.random.default_rng(evidence.study.seed)

@@ -13,7 +13,7 @@ from emad_ref.mutants.catalogue import CATALOGUE, select_one_of_each_kind
 from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
 from emad_ref.report import mutation_results
 from emad_ref.report.deselection import NO_PAIR, list_shipped_tests, suite_folder_names
-from emad_ref.report.mutation_results import Complaint, MutationResult, premise_unavailable_reason
+from emad_ref.report.mutation_results import CheckComplaint, MutationResult, premise_unavailable_reason
 from pytest_emad import selfcheck as selfcheck_of_plugin
 from tests.suites.conftest import ROOT, SUITES, text_of
 
@@ -86,7 +86,7 @@ COPYING, EAGER = (f"{ENTRY.expected_detector}[m-{case}]" for case in ("copying",
 SAID = "Failed: audit golden: row 1, new token 4: 3 (2), but the golden has 5 (2)"
 
 
-def outcome(planted: Mutant, tmp_path: Path, *complaints: Complaint) -> str:
+def outcome(planted: Mutant, tmp_path: Path, *complaints: CheckComplaint) -> str:
     (tmp_path / "report.json").write_text(
         json.dumps({"schema": 1, "notes": [], "models": [], "claims": [], "points": [], "tables": [], "goldens": [],
                     "settings": {}, "provenance": {}})
@@ -95,7 +95,7 @@ def outcome(planted: Mutant, tmp_path: Path, *complaints: Complaint) -> str:
 
 
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
-    meant = Complaint(ENTRY.expected_detector, COPYING, SAID)
+    meant = CheckComplaint(ENTRY.expected_detector, COPYING, SAID)
     assert outcome(ENTRY, tmp_path, meant) == mutation_results.CAUGHT
     wrapped = replace(meant, message=SAID.replace(" ", "\n"))
     assert outcome(ENTRY, tmp_path, wrapped) == mutation_results.CAUGHT, "a gate's message is as wide as a terminal"
@@ -111,11 +111,11 @@ def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
 def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
     honest = CATALOGUE["honest"]
     assert outcome(honest, tmp_path) == mutation_results.GREEN
-    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == mutation_results.FALSE_ALARM
+    assert outcome(honest, tmp_path, CheckComplaint(RUN, "", "a gap")) == mutation_results.FALSE_ALARM
 
 
 def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
-    said = Complaint("anything", "", "MutantNotApplicable: the window of 48 is too short")
+    said = CheckComplaint("anything", "", "MutantNotApplicable: the window of 48 is too short")
     assert outcome(ENTRY, tmp_path, said) == mutation_results.ABSENT
 
 

@@ -409,7 +409,7 @@ def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
     out = calibrated(tmp_path, "--bins", "position,confidence", "--quantiles", "0.25", "0.5")
     profile = load_profile(out)
     lines = capsys.readouterr().out.splitlines()
-    whole = profile.drop_features(2)
+    whole = profile.drop_last_bin_features(2)
     read = len(profile.read)
     for place, line in enumerate(lines[:read]):
         for quantile in (0.25, 0.5):
@@ -680,7 +680,7 @@ def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monke
     monkeypatch.setattr(
         screening, "build_sweep_result", lambda evidence: asked.append(evidence.subject.budget) or SWEPT
     )
-    monkeypatch.setattr(ModelMeasurements, "require_prerequisites", lambda self: None)
+    monkeypatch.setattr(ModelMeasurements, "require_prerequisites_of_all_claims", lambda self: None)
     for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
         assert cli.main(["sweep", "small", *options]) == 0
     assert asked[:2] == [BUDGETS["smoke"], BUDGETS["full"]]

@@ -18,7 +18,7 @@ from emad_ref import __version__, cli
 from emad_ref.cli.arguments import SHELLS, pytest_to_verb_option_names
 from emad_ref.cli.generation import (
     colour_by_depth,
-    detect_colour_support,
+    detect_colour_mode,
     escape_control_characters,
     format_depth_legend,
     format_pair_legend,
@@ -270,7 +270,7 @@ def test_the_completion_script_completes_verbs_options_and_choices():
     ],
 )
 def test_colours_are_what_the_terminal_has(environment, terminal, expected):
-    assert detect_colour_support(environment, terminal) == expected
+    assert detect_colour_mode(environment, terminal) == expected
 
 
 def test_depths_get_the_scale_from_end_to_end():

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.console import INTERRUPTED, EscapingStream, print_error, run_cli_command, set_ascii_fallback, to_ascii
+from emad_ref.console import (
+    INTERRUPTED,
+    UnsafeTextEscapingStream,
+    print_error,
+    run_cli_command,
+    set_stream_ascii_fallback,
+    to_ascii,
+)
 from emad_ref.errors import LONGEST_MESSAGE, BadArgument, EmadError, escape_unsafe
 
 EMAD = [sys.executable, "-m", "emad_ref"]
@@ -65,7 +72,7 @@ def test_signs_have_a_likeness_in_ascii():
 def test_a_stream_of_any_encoding_takes_any_text(encoding):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    set_ascii_fallback(stream)
+    set_stream_ascii_fallback(stream)
     stream.write("0.81× → 日 \udcff")
     stream.flush()
     assert raw.getvalue().decode(encoding).startswith(("0.81x -> ", "0.81× -> ", "0.81× → "))
@@ -73,7 +80,7 @@ def test_a_stream_of_any_encoding_takes_any_text(encoding):
 
 def test_colours_pass_and_cursor_movements_do_not():
     raw = io.StringIO()
-    EscapingStream(raw).write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07")
+    UnsafeTextEscapingStream(raw).write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07")
     assert raw.getvalue() == "\x1b[31mred\x1b[0m " + r"\x1b[2J\x1b]0;title\x07"
 
 

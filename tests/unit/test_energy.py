@@ -80,8 +80,8 @@ def test_joules_per_token_are_those_spent_between_the_readings():
     assert measured.joules["full"].tolist() == [1800.0] * 6
     assert measured.tokens["full"].tolist() == [30] * 6
     assert measured.seconds["full"].tolist() == [6.0] * 6
-    assert measured.joules_per_token("full") == pytest.approx([60.0] * 6)
-    assert measured.joules_per_token("adaptive") == pytest.approx([42.0] * 6)
+    assert measured.joules_per_token_by_pair("full") == pytest.approx([60.0] * 6)
+    assert measured.joules_per_token_by_pair("adaptive") == pytest.approx([42.0] * 6)
     assert (measured.source, measured.device) == ("energy counter", "Board (GPU-test)")
     assert measured.spoiled == measured.caveats == ()
 
@@ -100,7 +100,7 @@ def test_the_ratio_of_joules_per_token_goes_into_the_interval_of_pairs():
         return work
 
     measured = run(board, pairs=30, arms={"full": arm(300.0), "adaptive": arm(240.0)})
-    joules = (ByPair(measured.joules_per_token(arm)) for arm in ("adaptive", "full"))
+    joules = (ByPair(measured.joules_per_token_by_pair(arm)) for arm in ("adaptive", "full"))
     ratio = estimate_speedup_per_request(*joules, threshold=1.0)
     assert ratio.low < 0.8 < ratio.high
     assert ratio.p_below < 1e-6
@@ -384,7 +384,7 @@ def test_an_arm_without_tokens_and_an_unknown_arm_are_refused():
     with pytest.raises(BadArgument, match=r"^tokens of full=0"):
         run(board, arms={"full": board.arm("full", 6.0, 1.0, 0), "adaptive": board.arm("adaptive", 6.0, 1.0, 1)})
     with pytest.raises(BadArgument, match=r"^arm='fuull'"):
-        run(board, pairs=1).joules_per_token("fuull")
+        run(board, pairs=1).joules_per_token_by_pair("fuull")
 
 
 class NVMLError(Exception):

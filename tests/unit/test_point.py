@@ -14,7 +14,7 @@ from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.exit_rules import early_exit_point
-from emad_ref.point import BinSpec, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 
@@ -42,7 +42,7 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
         ({"translators": ""}, "translators", "None for other schedules"),
         ({"schedule": "copying", "translators": "ab"}, "translators", "None for other schedules"),
         ({"schedule": "positional", "period": 8, "floor": 4}, "probes", "it has no rule"),
-        ({"bins": BinSpec(("position",))}, "thresholds", "3 for bins position"),
+        ({"bins": ThresholdBinSpec(("position",))}, "thresholds", "3 for bins position"),
         ({"signal": "mood"}, "signal", "one of entropy_nats"),
         ({"lens": ""}, "lens", "the digest of a tuned lens"),
         ({"lens": "ab", "estimator": EntropyEstimator("topk", k=8)}, "lens", "full heads, linear probes"),
@@ -96,10 +96,10 @@ def test_full_depth_and_truncation_differ_in_their_ceiling_alone():
         (lambda: EntropyEstimator("lowrank", k=3), "estimator.rank", "a rank ≥ 1"),
         (lambda: EntropyEstimator("topk", k=3, rank=2), "estimator.rank", "0 for the others"),
         (lambda: EntropyEstimator("topk", k=3, search="near"), "estimator.search", "one of exact, faiss"),
-        (lambda: BinSpec(("mood",)), "bins.features", "at most two of position"),
-        (lambda: BinSpec(("position", "position")), "bins.features", "each once"),
-        (lambda: BinSpec(("frequency",)), "bins.frequency", "one byte per token id"),
-        (lambda: BinSpec((), frequency=b"01"), "bins.frequency", "where frequency is a feature"),
+        (lambda: ThresholdBinSpec(("mood",)), "bins.features", "at most two of position"),
+        (lambda: ThresholdBinSpec(("position", "position")), "bins.features", "each once"),
+        (lambda: ThresholdBinSpec(("frequency",)), "bins.frequency", "one byte per token id"),
+        (lambda: ThresholdBinSpec((), frequency=b"01"), "bins.frequency", "where frequency is a feature"),
     ],
 )
 def test_an_estimator_or_binning_that_means_nothing_is_refused(make, named, message):
@@ -110,10 +110,10 @@ def test_an_estimator_or_binning_that_means_nothing_is_refused(make, named, mess
 
 def test_only_a_full_probe_knows_confidence_and_frequency():
     rows = ((0.5, 0.2),) * 3
-    replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows)
-    replace(POINT, bins=BinSpec(("position",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
+    replace(POINT, bins=ThresholdBinSpec(("confidence",)), thresholds=rows)
+    replace(POINT, bins=ThresholdBinSpec(("position",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
     with pytest.raises(BadArgument, match="a topk-8 probe knows no other"):
-        replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
+        replace(POINT, bins=ThresholdBinSpec(("confidence",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
 
 
 def test_a_lens_serves_no_rule_that_contrasts_readouts():
@@ -127,9 +127,9 @@ def test_a_lens_serves_no_rule_that_contrasts_readouts():
 
 
 def test_bins_multiply_and_are_named():
-    both = BinSpec(("frequency", "position"), frequency=bytes([0, 1, 2, 0]))
-    assert (both.bucket_counts, both.bin_count, both.name) == ((3, 3), 9, "frequency×position")
-    assert (BinSpec().bin_count, BinSpec().name) == (1, "none")
+    both = ThresholdBinSpec(("frequency", "position"), frequency=bytes([0, 1, 2, 0]))
+    assert (both.buckets_per_feature, both.bin_count, both.name) == ((3, 3), 9, "frequency×position")
+    assert (ThresholdBinSpec().bin_count, ThresholdBinSpec().name) == (1, "none")
     assert [
         e.name
         for e in (

@@ -21,7 +21,14 @@ from emad_ref.training.causal import (
     iterate_batches,
     train_tokenizer,
 )
-from emad_ref.training.loop import RECIPES, BadTrainingState, TrainingDiverged, get_recipe, learning_rate_at, train
+from emad_ref.training.loop import (
+    RECIPES,
+    BadTrainingState,
+    TrainingDiverged,
+    get_recipe,
+    learning_rate_factor_at_step,
+    train,
+)
 from emad_ref.training.recipe import END_OF_TEXT, Recipe
 
 MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), steps=3, batch=2, window=32, warmup=1)
@@ -96,7 +103,7 @@ def test_the_loss_adds_weighted_exits_to_the_models_own_loss():
 
 def test_the_rate_rises_to_its_peak_and_falls_to_almost_nothing():
     recipe = Recipe("r", steps=1000, warmup=100)
-    rates = [learning_rate_at(recipe, step) for step in range(1000)]
+    rates = [learning_rate_factor_at_step(recipe, step) for step in range(1000)]
     assert rates[0] == pytest.approx(0.01)
     assert rates.index(max(rates)) == 99
     assert rates[99:] == sorted(rates[99:], reverse=True)

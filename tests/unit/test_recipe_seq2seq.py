@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import PRUNINGS, SHRINK
 from emad_ref.measurements.early_exits import scale_minimum_exit_layers
-from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from emad_ref.text.seq2seq_pairs import (
     COLOURS,
     LARGEST_NUMBER,
@@ -44,7 +44,7 @@ from emad_ref.training.seq2seq import (
     iterate_training_pairs,
     layer_loss_weights,
     load_starting_model,
-    sample_loss_layers,
+    sample_loss_layers_and_weights,
     tokenizer_pieces,
 )
 
@@ -113,7 +113,7 @@ def test_prunings_of_this_vocabulary_keep_sets_of_different_sizes(words):
     for minimum in scale_minimum_exit_layers(layers):
         fixed, decaying = (PRUNINGS[name](minimum, layers, len(words)).kept for name in ("fixed", "decaying"))
         assert all(k < most for k, most in zip(decaying, fixed, strict=True))
-        assert max(fixed) < adaptive_vocabulary_size(len(words), SHRINK, 1.0)
+        assert max(fixed) < vocabulary_size_at_confidence(len(words), SHRINK, 1.0)
     fixed, decaying = (
         PRUNINGS[name](scale_minimum_exit_layers(layers)[0], layers, len(words)).kept for name in ("fixed", "decaying")
     )
@@ -173,13 +173,13 @@ def test_the_layers_that_are_read_give_calms_loss_in_expectation(batch):
     recipe, total, draws = Seq2SeqRecipe("deep"), torch.zeros(10), 900
     for draw in range(draws):
         target = torch.tensor([[draw]])
-        layers, weights = sample_loss_layers(recipe, replace(batch, target=target))
+        layers, weights = sample_loss_layers_and_weights(recipe, replace(batch, target=target))
         assert (len(layers), layers[-1]) == (recipe.early_read + 1, recipe.layers)
         assert layers == sorted(set(layers))
         total[[layer - 1 for layer in layers]] += weights
     # 300 of 900 draws read a layer below the last: 5 deviations of a binomial are 71
     torch.testing.assert_close(total / draws, layer_loss_weights(recipe.layers), rtol=0.24, atol=0)
-    assert sample_loss_layers(recipe, batch)[0] == sample_loss_layers(recipe, batch)[0]
+    assert sample_loss_layers_and_weights(recipe, batch)[0] == sample_loss_layers_and_weights(recipe, batch)[0]
 
 
 def test_the_loss_is_calms_and_its_last_layer_is_the_models_own(batch):

@@ -30,7 +30,7 @@ from emad_ref.signals import (
     SIGNALS,
     Signal,
     exp_log_probabilities,
-    two_largest,
+    top2_values_and_indices,
 )
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
@@ -92,7 +92,7 @@ def test_the_two_largest_are_those_of_a_plain_search(columns: int, rows: tuple[i
     scores = torch.randn(*rows, columns, generator=torch.Generator().manual_seed(columns))
     if columns > 2:
         scores[..., 1] = -torch.inf
-    values, tokens = two_largest(scores)
+    values, tokens = top2_values_and_indices(scores)
     expected = scores.topk(2, dim=-1)
     assert torch.equal(values, expected.values)
     assert torch.equal(tokens, expected.indices)
@@ -102,7 +102,7 @@ def test_the_two_largest_are_those_of_a_plain_search(columns: int, rows: tuple[i
 def test_the_two_largest_are_found_in_one_group_in_two_and_in_the_remainder(places: tuple[int, int]) -> None:
     scores = torch.zeros(3, 4100)
     scores[:, places[0]], scores[:, places[1]] = 2.0, 1.0
-    values, tokens = two_largest(scores)
+    values, tokens = top2_values_and_indices(scores)
     assert values.tolist() == [[2.0, 1.0]] * 3
     assert tokens.tolist() == [list(places)] * 3
 

@@ -13,7 +13,7 @@ from emad_ref.claims.early_exit_flops import (
     PruningComparison,
     PruningEvidence,
     RuleTimings,
-    make_published_pruning_sizes,
+    make_published_pruning_setting,
 )
 from emad_ref.measurements.early_exits import FlopsPerItem, compute_flop_ratios
 from emad_ref.statistics.units import ByPair
@@ -191,7 +191,7 @@ EE_8 = [
     Case(
         "24 layers of T5",
         "fails",
-        formula(make_published_pruning_sizes(2, 24, 32_128), make_published_pruning_sizes(7, 24, 32_128)),
+        formula(make_published_pruning_setting(2, 24, 32_128), make_published_pruning_setting(7, 24, 32_128)),
         check=bounded,
     ),
     Case("exactly a hundred", "holds", formula((200, 398, 1, 2)), check=exactly_a_hundred),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.benchmark.energy import EnergyResult, NoEnergyReason, measure_energy_pairs
-from emad_ref.claims.energy import EnergyEvidence, gather_energy_evidence
+from emad_ref.claims.energy import EnergyEvidence, make_energy_evidence_from_results
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case
 from tests.unit.test_energy import Board
@@ -36,7 +36,7 @@ def read(*ratios: float, pairs: int = 30):
             arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
             counter = NoEnergyReason("no NVML device") if np.isnan(ratio) else board
             energies[batch] = measure_energy_pairs(arms, pairs, rng, counter, clock=board.clock)
-        return gather_energy_evidence(energies)
+        return make_energy_evidence_from_results(energies)
 
     return found
 

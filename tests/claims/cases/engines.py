@@ -13,7 +13,7 @@ from emad_ref.measurements.engine import (
     DistributionEvidence,
     SamplingEvidence,
 )
-from emad_ref.measurements.stated_rule import OwnRuleEvidence
+from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence
 from emad_ref.protocol import StatedRule
 from emad_ref.statistics.units import ByDocument, ByPair
 from tests.claims.simulation import Case, celled, says
@@ -111,7 +111,7 @@ def timed(
 ):
     """Make requests that a rule answers ``speedup`` times as fast while it skips a share ``saved`` of blocks."""
 
-    def found(rng: np.random.Generator) -> OwnRuleEvidence:
+    def found(rng: np.random.Generator) -> OwnRuleSpeedupEvidence:
         full = np.exp(0.05 * rng.standard_normal(n))
         rule = np.exp(0.05 * rng.standard_normal(n)) / speedup
         own = TOKENS * rng.gamma(4.0, 0.2, n)
@@ -122,7 +122,7 @@ def timed(
             if saved is None
             else ByDocument.from_whole_documents(blocks * (saved + 0.05 * rng.standard_normal(40)))
         )
-        return OwnRuleEvidence(
+        return OwnRuleSpeedupEvidence(
             states,
             *(ByPair(times) for times in (full, rule)),
             *(ByDocument.from_whole_documents(column) for column in (losses, own, np.full(n, TOKENS))),

@@ -10,7 +10,7 @@ from emad_ref.claims.entropy_premises import (
     HARD_LEG,
     ContextDepthEvidence,
     EntropySums,
-    EstimatorRankingEvidence,
+    EstimatorRankCorrelationEvidence,
     ProbeShares,
 )
 from emad_ref.measurements.pareto import MarginGain
@@ -34,7 +34,9 @@ def profile(steps: list[float], documents: int = 60, icc: float = 0.3, spread: f
         columns = [clustered(rng, documents, WINDOWS, icc) for _ in range(len(steps) + 1)]
         document = DocumentMembership(columns[0][1])
         means = 3.0 + np.cumsum([0.0, *steps]) + spread * np.stack([column for column, _ in columns], axis=1)
-        return ByDocument.from_windows(means * tokens[:, None], document), ByDocument.from_windows(tokens, document)
+        return ByDocument.from_summed_windows(means * tokens[:, None], document), ByDocument.from_summed_windows(
+            tokens, document
+        )
 
     return found
 
@@ -111,11 +113,11 @@ TOKENS = 12  # of a document
 def ranked_alike(rho: Mapping[str, float], documents: int = 40, icc: float = 0.2):
     """Make estimators of rank correlation ``rho`` with full entropy."""
 
-    def found(rng: np.random.Generator) -> EstimatorRankingEvidence:
+    def found(rng: np.random.Generator) -> EstimatorRankCorrelationEvidence:
         full = columns(rng, documents, icc)
         readings = {name: with_correlation(full, value, columns(rng, documents, icc)) for name, value in rho.items()}
         document = DocumentMembership(np.repeat(np.arange(documents), TOKENS))
-        return EstimatorRankingEvidence(PROBES, full, readings, document, listed={"linear"})
+        return EstimatorRankCorrelationEvidence(PROBES, full, readings, document, listed={"linear"})
 
     return found
 

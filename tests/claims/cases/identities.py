@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from emad_ref.claims.identities import BlockCounts, LogitDifferences, QuantisationEvidence
+from emad_ref.claims.identities import BlockCounts, Int8AdaptiveDepthEvidence, LogitDifferences
 from emad_ref.statistics.units import ByDocument, DocumentMembership
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled, clustered
@@ -98,15 +98,17 @@ ENOUGH = 800  # number of documents at which a rise of half the threshold surviv
 
 
 def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documents: int = ENOUGH, icc: float = 0.3):
-    def found(rng: np.random.Generator) -> QuantisationEvidence:
+    def found(rng: np.random.Generator) -> Int8AdaptiveDepthEvidence:
         differences = moved * (1 - 0.9 * rng.random(INT8_POSITIONS))
         differences[0] = moved
         tokens = rng.integers(100, 300, documents * WINDOWS)
         deviation, cluster = clustered(rng, documents, WINDOWS, icc)
         full = tokens * rng.uniform(1.0, 3.0, len(tokens))
         lost = full + tokens * (math.log1p(rise) + SPREAD_NATS * deviation)
-        sums = tuple(ByDocument.from_windows(column, DocumentMembership(cluster)) for column in (lost, full, tokens))
-        return QuantisationEvidence((differences, INT8_TOLERANCE), "emad m=0.00", saves, sums)
+        sums = tuple(
+            ByDocument.from_summed_windows(column, DocumentMembership(cluster)) for column in (lost, full, tokens)
+        )
+        return Int8AdaptiveDepthEvidence((differences, INT8_TOLERANCE), "emad m=0.00", saves, sums)
 
     return found
 

@@ -14,7 +14,7 @@ from emad_ref.claims.speculation import (
     ComposedSpeculation,
     SpeculationEvidence,
     SwitchingScore,
-    SwitchingSpeedEvidence,
+    SwitchingVsSpeculationEvidence,
 )
 from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES
 from emad_ref.models.generation import LOOKUP
@@ -47,23 +47,25 @@ def against_speculation(
     """Speculation takes ``time`` and ``work`` times those of switching, which keeps ``kept`` of the score. The
     speculation of transformers takes ``assisted`` times as long; None: as long as ours."""
 
-    def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
+    def found(rng: np.random.Generator) -> SwitchingVsSpeculationEvidence:
         own = dict.fromkeys(SWITCHING_ARMS, 1.0)
         times = own | {"speculative": time, ASSISTED: time if assisted is None else assisted}
         counted = {arm: 1.0 for arm in SWITCHING_ARMS if arm not in TRANSFORMERS_NAMES}
         arms = raced(rng, times, counted | {"speculative": work}, pairs=pairs)
         alone, switched = right(rng, items, 0.8, 1 - kept, 0.0)
-        return SwitchingSpeedEvidence(arms, 8, SwitchingScore("task", "rule", switched, alone, saving, KEPT, WANTED))
+        return SwitchingVsSpeculationEvidence(
+            arms, 8, SwitchingScore("task", "rule", switched, alone, saving, KEPT, WANTED)
+        )
 
     return found
 
 
-def uncounted(rng: np.random.Generator) -> SwitchingSpeedEvidence:
+def uncounted(rng: np.random.Generator) -> SwitchingVsSpeculationEvidence:
     found = against_speculation(1.3, 1.3)(rng)
     return replace(found, arms={arm: replace(one, spent=None) for arm, one in found.arms.items()})
 
 
-def the_same_twice(rng: np.random.Generator) -> SwitchingSpeedEvidence:
+def the_same_twice(rng: np.random.Generator) -> SwitchingVsSpeculationEvidence:
     """Switching and speculation, by either implementation, are one arm under three names."""
     found = against_speculation(1.0, 1.0)(rng)
     arms, same = dict(found.arms), found.arms["speculative"]
@@ -73,7 +75,7 @@ def the_same_twice(rng: np.random.Generator) -> SwitchingSpeedEvidence:
 def unassisted(time: float, work: float):
     """Transformers refuses assisted generation."""
 
-    def found(rng: np.random.Generator) -> SwitchingSpeedEvidence:
+    def found(rng: np.random.Generator) -> SwitchingVsSpeculationEvidence:
         made = against_speculation(time, work, pairs=60)(rng)
         arms = {arm: one for arm, one in made.arms.items() if arm != ASSISTED}
         return replace(made, arms=arms, absent={ASSISTED: "ValueError: no cache"})

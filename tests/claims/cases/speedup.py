@@ -16,7 +16,7 @@ from emad_ref.claims.speedup import (
 )
 from emad_ref.measurements.latency import ADAPTIVE
 from emad_ref.measurements.operating_points import NllPair
-from emad_ref.statistics.gate import describe_verdict, format_measurement
+from emad_ref.statistics.gate import describe_verdict, format_measurement_and_requirement
 from emad_ref.statistics.units import ByDocument, ByPair
 from emad_ref.statistics.verdicts import Verdict, load_register
 from tests.claims.simulation import Case, celled, says
@@ -88,7 +88,7 @@ def names_the_difference(verdict: Verdict) -> None:
     assert "adaptive, row 0: 3 tokens" in verdict.reason
     (broken,) = [leg for leg in verdict.legs if leg.outcome == "falsified"]
     assert broken.name == "batch 1: timed requests"
-    assert "adaptive, row 0: 3 tokens" in format_measurement(verdict.to_json()), (
+    assert "adaptive, row 0: 3 tokens" in format_measurement_and_requirement(verdict.to_json()), (
         "the summary shows the difference, not the number of comparisons"
     )
     message = " ".join(describe_verdict(verdict, load_register()[verdict.id]).split())

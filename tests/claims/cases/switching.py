@@ -11,14 +11,14 @@ from scipy.stats import norm
 
 from emad_ref.claims.switching import (
     ConstantEvidence,
-    DecisiveTokenEvidence,
     GatedSpeculationEvidence,
+    HighEntropyErrorEvidence,
     SwitchingScoreEvidence,
 )
-from emad_ref.measurements.pair_routing import RuleMixture
+from emad_ref.measurements.pair_routing import RuleMixtureScores
 from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutedTaskItems, mix_rules
+from emad_ref.sweep.front import RoutedTaskItems, mix_runs_to_large_share
 from tests.claims.pair_items import covers, right
 from tests.claims.simulation import SCORED, Case, celled, clustered
 
@@ -42,7 +42,7 @@ def kept(shares: dict[str, float], items: int = 300, lost: float = 0.02):
         for result, share in shares.items():
             gained = max(0.0, share - 1 + lost) * ACCURACY / (1 - ACCURACY)
             alone, switched = right(rng, items, ACCURACY, max(lost, 1 - share), gained)
-            routed["task", result] = RuleMixture("rules", switched, switched, 0.41, SAVED), alone
+            routed["task", result] = RuleMixtureScores("rules", switched, switched, 0.41, SAVED), alone
         return SwitchingScoreEvidence(routed)
 
     return found
@@ -69,9 +69,9 @@ def mixture(share: float, gained: float = GAINED):
                 chance = np.where(alone, hold, gained)
                 by_large = rng.binomial(emitted, part + 0.2 * (hard - 0.5))
                 runs.append(RoutedTaskItems((rng.random(len(hard)) < chance).astype(float), emitted, by_large))
-            found = mix_rules(runs, SHARE, rng)
+            found = mix_runs_to_large_share(runs, SHARE, rng)
             score, dealt = ByItem(found.score, cluster), ByItem(found.dealt == 1, cluster)
-            judged = RuleMixture("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
+            judged = RuleMixtureScores("rules", score, dealt, 0.41, SAVED), ByItem(alone, cluster)
             return SwitchingScoreEvidence({("task", "llama"): judged})
 
         return found
@@ -86,7 +86,7 @@ def always_large(items: int, icc: float):
         hard, cluster = clustered(rng, items, 3 if icc else 1, icc)
         alone = ByItem(norm.cdf(hard) < ACCURACY, cluster)
         own = alone.with_values(alone.values.astype(float))
-        judged = RuleMixture("rules", own, alone, 0.0, (0.0, 0.0)), alone
+        judged = RuleMixtureScores("rules", own, alone, 0.0, (0.0, 0.0)), alone
         return SwitchingScoreEvidence({("task", result): judged for result in KEPT})
 
     return found
@@ -107,7 +107,7 @@ def one_task_is_alike(rng: np.random.Generator) -> SwitchingScoreEvidence:
 
 def nobody_is_right(rng: np.random.Generator) -> SwitchingScoreEvidence:
     none = ByItem.from_independent_items(np.zeros(120, dtype=bool))
-    return SwitchingScoreEvidence({("task", "llama"): (RuleMixture("rules", none, none, 0.41, SAVED), none)})
+    return SwitchingScoreEvidence({("task", "llama"): (RuleMixtureScores("rules", none, none, 0.41, SAVED), none)})
 
 
 def says_what_is_saved(verdict) -> None:
@@ -221,11 +221,11 @@ EAD_A2 = [
 def tokens(decisive: float, small: float, wrong: float, calm_wrong: float, items: int = 100):
     """Items of 20 to 60 tokens; an item's error probability is up to twice the mean, or 0."""
 
-    def found(rng: np.random.Generator) -> DecisiveTokenEvidence:
+    def found(rng: np.random.Generator) -> HighEntropyErrorEvidence:
         length, difficulty = rng.integers(20, 60, items), rng.uniform(0, 2, items)
         high = rng.binomial(length, decisive)
         high_small, calm = rng.binomial(high, small), rng.binomial(length - high, small)
-        return DecisiveTokenEvidence(
+        return HighEntropyErrorEvidence(
             "task, rule",
             *map(ByItem.from_independent_items, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
             ByItem.from_independent_items(calm),

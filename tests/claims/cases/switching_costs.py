@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.switching_costs import PAPER, Headline, RuleCharges
+from emad_ref.claims.switching_costs import PAPER, Headline, SwitchingRuleCosts
 from tests.claims.simulation import Case
 
 # ---------------------------------------------------------------- EAD-H1
@@ -60,7 +60,7 @@ SMALL, LARGE = 0, 1
 PARAMETERS = (1.0, 4.0)  # a parameter costs one FLOP per token
 
 
-def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> RuleCharges:
+def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> SwitchingRuleCosts:
     """``items``: prompt tokens, and the model that wrote each token of the answer."""
     processed, caught_up, opening = [0, 0], [0, 0], [0, 0]
     for prompt, models in items:
@@ -78,7 +78,7 @@ def written(items: Sequence[tuple[int, Sequence[int]]], rule: str = "rule") -> R
     def flops(tokens: Sequence[int]) -> int:
         return int(sum(count * each for count, each in zip(tokens, PARAMETERS, strict=True)))
 
-    return RuleCharges(
+    return SwitchingRuleCosts(
         rule, len(items), emitted, by_large / emitted, (processed[0], processed[1]), read_alone,
         (caught_up[0], caught_up[1]), flops(processed), flops(opening), flops((0, read_alone)),
     )  # fmt: skip
@@ -89,7 +89,7 @@ LONG_AND_SHORT = [(101, [SMALL] * 10), (11, [LARGE] * 10)]  # the small model re
 NEVER = [(11, [SMALL] * 20)]
 
 
-def of(*rules: RuleCharges):
+def of(*rules: SwitchingRuleCosts):
     return lambda rng: ({"task": rules}, PARAMETERS)
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import GPTNeoXForCausalLM
 
 from emad_ref.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_last_logits, fed_and_shown_token_counts
+from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import Record
@@ -93,8 +93,8 @@ def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypat
 
 @pytest.mark.parametrize("widest", [1, 2, 3, 64])
 def test_last_logits_are_checked_however_wide_a_decoders_feeds_are(widest: int) -> None:
-    prompts, continuation = drawn((4, 2), sum(n for n, _ in fed_and_shown_token_counts(WIDEST_PARTLY_SHOWN)))
+    prompts, continuation = drawn((4, 2), sum(n for n, _ in plan_feeds_with_last_logits(WIDEST_PARTLY_SHOWN)))
     asked = under_test(ForeignDecoder, FULL)
     asked.decoder.capabilities = replace(asked.decoder.capabilities, max_feed=widest)
-    finding = check_last_logits(asked, prompts, continuation, np.random.default_rng(0))
+    finding = check_feed_last_argument(asked, prompts, continuation, np.random.default_rng(0))
     assert finding.passed is True, finding.detail

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from emad_ref.audit.model_lens import ModelLens
-from emad_ref.audit.reference_logits import LayerLogits, PrefixLens
+from emad_ref.audit.reference_logits import LayerLogits, PrefixCachingLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
@@ -68,23 +68,25 @@ def test_sequences_in_one_pass_have_the_logits_of_each_alone(family: str) -> Non
     """Shorter sequences are padded at the end, which changes only the order of summation."""
     lens = ModelLens(CausalStepper(small_model(family)))
     sequences = [(TOKENS, 0), (TOKENS[2:5], 1), (TOKENS[::-1][:7], 6)]
-    for (tokens, first), found in zip(sequences, lens.read_sequences(sequences, (2, LAYERS)), strict=True):
+    for (tokens, first), found in zip(
+        sequences, lens.read_layer_logits_by_sequence(sequences, (2, LAYERS)), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(found), np.asarray(lens(tokens, first)), atol=1e-5)
 
 
 def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
     lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), list[list[int]]()
-    together = ModelLens.read_sequences
+    together = ModelLens.read_layer_logits_by_sequence
     monkeypatch.setattr("emad_ref.audit.reference_logits.AT_ONCE", 27)
 
     def counted(self: ModelLens, group: list[tuple[np.ndarray, int]], *shared: Any) -> list[LayerLogits]:
         passes.append([len(one) for one, _ in group])
         return together(self, group, *shared)
 
-    monkeypatch.setattr(ModelLens, "read_sequences", counted)
+    monkeypatch.setattr(ModelLens, "read_layer_logits_by_sequence", counted)
     texts = [np.roll(TOKENS, by)[: 9 - by % 3] for by in range(5)]
-    ahead = PrefixLens(lens)
+    ahead = PrefixCachingLens(lens)
     ahead.announce_sequences(((text, 2) for text in texts), (LAYERS,))
     order = [texts[0], texts[2], TOKENS[:4], texts[1], texts[3], texts[4], texts[4][:6]]
     for tokens in order:

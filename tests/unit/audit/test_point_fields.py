@@ -22,11 +22,11 @@ from emad_ref.point import (
     ESTIMATORS,
     FEATURES,
     SEARCHES,
-    BinSpec,
     ConfidenceParameters,
     EntropyEstimator,
     OperatingPoint,
     ScheduleName,
+    ThresholdBinSpec,
 )
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.signals import SIGNALS
@@ -39,7 +39,12 @@ LABELS: dict[str, str] = {
     "margin_nats": "for reports: thresholds already contain it",
     "layers": "the layers of the model, whatever the point is",
 }
-PARTS = {"": OperatingPoint, "estimator.": EntropyEstimator, "confidence.": ConfidenceParameters, "bins.": BinSpec}
+PARTS = {
+    "": OperatingPoint,
+    "estimator.": EntropyEstimator,
+    "confidence.": ConfidenceParameters,
+    "bins.": ThresholdBinSpec,
+}
 WHOLE = {"estimator", "confidence", "bins"}  # by their parts
 OTHERWISE_RETRIEVED = {"faiss"}  # approximations of "exact" whose misses depend on the index
 NEW = 8

@@ -12,7 +12,7 @@ from emad_ref.audit import Finding, ReplayedDocument, check_replay_agreement, to
 from emad_ref.audit.reference_logits import compute_reference
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.schedule.schedules import monotone_depths
+from emad_ref.schedule.schedules import monotone_depths_from_signal
 from tests.decoders.audited_model import LAYERS, VOCABULARY, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
@@ -28,7 +28,7 @@ def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocum
     tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
     reference = compute_reference(lens_of(tiny_neox()), tokens, point, adaptive_from)
     logits, signal = reference.logits[:-1], reference.signal[:-1]
-    depth = monotone_depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
+    depth = monotone_depths_from_signal(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
     shown = logits[np.arange(len(depth)), depth - 1]
     log_p = shown - np.log(np.exp(shown).sum(axis=-1, keepdims=True))
     nll = -log_p[np.arange(len(depth)), tokens[adaptive_from + 1 :]]

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.reference_logits import PrefixLens
+from emad_ref.audit.reference_logits import PrefixCachingLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
     VARIATIONS,
     check_and_time_streams,
-    check_batches,
-    check_interleaved_requests,
+    check_batch_sizes,
+    check_requests_between_session_steps,
     check_row_endings,
     check_shared_prefixes,
     check_simultaneous_requests,
@@ -53,14 +53,14 @@ CHECKS = ("batches", "endings", "prefixes", "interleaved")
 def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> Finding:
     rng = np.random.default_rng(0)
     if check == "batches":
-        return check_batches(under_test(made, POINT), PROMPTS, [7, 2], NEW)
+        return check_batch_sizes(under_test(made, POINT), PROMPTS, [7, 2], NEW)
     if check == "endings":
         return check_row_endings(under_test(made, POINT), PROMPTS, NEW, rng)
     if check == "prefixes":
         text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
         return check_shared_prefixes(under_test(made, POINT), text, others, NEW, rng)
     both = [under_test(made, full_depth(LAYERS)), under_test(made, POINT)]
-    return check_interleaved_requests(both, PROMPTS[:4], CONTINUATION[:4], NEW)
+    return check_requests_between_session_steps(both, PROMPTS[:4], CONTINUATION[:4], NEW)
 
 
 class Unforced(CachedSession):
@@ -94,7 +94,7 @@ def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[For
 
 
 def test_rows_that_are_all_alike_are_inconclusive() -> None:
-    finding = check_batches(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
+    finding = check_batch_sizes(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
     assert finding.passed is None, finding.detail
     finding = check_row_endings(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 3, NEW, np.random.default_rng(0))
     assert finding.passed is None, finding.detail
@@ -109,13 +109,13 @@ def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
 def test_too_little_to_ask_about_is_one_clear_error() -> None:
     decoder, rng, few = under_test(CachedDecoder, POINT), np.random.default_rng(0), np.arange(7)
     with pytest.raises(BadArgument, match="counts"):
-        check_batches(decoder, PROMPTS, [8], NEW)
+        check_batch_sizes(decoder, PROMPTS, [8], NEW)
     with pytest.raises(BadArgument, match="max_new"):
         check_row_endings(decoder, PROMPTS, 2, rng)
     with pytest.raises(BadArgument, match="text"):
         check_shared_prefixes(decoder, few, few, NEW, rng)
     with pytest.raises(BadArgument, match="continuations"):
-        check_interleaved_requests([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
+        check_requests_between_session_steps([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
 
 
 def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None:
@@ -189,7 +189,7 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
 
         lead = lens.read_rule
 
-    remembering, tokens = PrefixLens(Counting()), np.arange(9)
+    remembering, tokens = PrefixCachingLens(Counting()), np.arange(9)
     whole = remembering(tokens, 2)
     np.testing.assert_allclose(remembering(tokens[:6], 3), whole[1:4])
     np.testing.assert_allclose(remembering(tokens[:6], 3), lens(tokens[:6], 3), atol=1e-9)
@@ -197,7 +197,7 @@ def test_a_beginning_is_read_out_of_the_last_answer() -> None:
     remembering(np.arange(1, 7), 3)
     remembering(tokens, 1)
     assert asked == [9, 6, 9]
-    both = PrefixLens(Counting(), kept=2)
+    both = PrefixCachingLens(Counting(), kept=2)
     for sequence in (tokens, np.arange(1, 7), tokens[:5], np.arange(1, 5)):
         both(sequence, 3)
     assert asked == [9, 6, 9, 9, 6]

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import require_valid_record
+from emad_ref.audit.decoding_checks import require_record_matches_lens
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.spot_checks import (
     KEPT_REQUESTS,
     AuditedDecoder,
-    TimedOutputs,
+    TimedRequestOutputs,
     check_speedup_explained,
     check_timed_lengths,
     check_timed_requests,
@@ -93,7 +93,7 @@ def fed(decoder: AuditedDecoder) -> None:
 def test_right_answers_pass(ask: Callable[[AuditedDecoder], None]) -> None:
     decoder = audited(CachedDecoder(tiny_neox(), POINT))
     ask(decoder)
-    finding = decoder.judge_answers()
+    finding = decoder.check_kept_answers()
     assert finding.passed is True, finding.detail
     assert finding.n > 0
 
@@ -109,13 +109,13 @@ def test_right_answers_pass(ask: Callable[[AuditedDecoder], None]) -> None:
 def test_wrong_answers_are_named(made: type[CachedDecoder], ask: Callable[[AuditedDecoder], None], said: str) -> None:
     decoder = audited(made(tiny_neox(), POINT))
     ask(decoder)
-    finding: Finding = decoder.judge_answers()
+    finding: Finding = decoder.check_kept_answers()
     assert finding.passed is False
     assert re.search(f"of the answers that this verdict reads, {said}", finding.detail), finding
 
 
 def test_a_decoder_that_is_asked_nothing_is_not_complained_of() -> None:
-    assert audited(CachedDecoder(tiny_neox(), POINT)).judge_answers().passed is True
+    assert audited(CachedDecoder(tiny_neox(), POINT)).check_kept_answers().passed is True
 
 
 def test_which_answers_are_kept_follows_no_seed() -> None:
@@ -146,7 +146,7 @@ def copying(changed: float = 0.0) -> Finding:
     session, _ = decoder.start(prompts)
     session.feed(rng.integers(0, VOCABULARY, (3, 4)))
     session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.full((3, 2), LAYERS - 1))  # the rule exits nowhere so deep
-    return decoder.judge_answers()
+    return decoder.check_kept_answers()
 
 
 def test_where_states_are_made_up_a_decoder_of_ours_is_asked_the_same() -> None:
@@ -165,26 +165,26 @@ TIMED_PROMPTS, _ = drawn((6, 6, 6), 1)
 POINTS = {"full": full_depth(TINY_LAYERS), "adaptive": POINT}
 
 
-def emitted_by(decoder: type, rows: int = 3) -> TimedOutputs:
+def emitted_by(decoder: type, rows: int = 3) -> TimedRequestOutputs:
     """Return one request's outputs: an honest full depth, ``decoder`` at the point, and full depth without a record."""
     model, prompts = tiny_neox(), TIMED_PROMPTS[:rows]
     full = CachedDecoder(model, POINTS["full"]).generate(prompts, TIMED_NEW, frozenset())
     adaptive = decoder(model, POINT).generate(prompts, TIMED_NEW, frozenset())
-    return TimedOutputs(prompts, {"full": full, "adaptive": adaptive}, {"generate": full.emitted})
+    return TimedRequestOutputs(prompts, {"full": full, "adaptive": adaptive}, {"generate": full.emitted})
 
 
-def judged(request: TimedOutputs, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
+def judged(request: TimedRequestOutputs, *, counted: bool = True, rows: list[int] | None = None) -> Finding:
     noise = dict.fromkeys(("full", "adaptive", "generate"), TOLERANCE)
     return check_timed_requests([request], POINTS, TIMED_NEW, lens_of(tiny_neox()), noise, counted=counted, rows=rows)
 
 
-def with_record(request: TimedOutputs, **changes: object) -> TimedOutputs:
+def with_record(request: TimedRequestOutputs, **changes: object) -> TimedRequestOutputs:
     changed = replace(request.records["adaptive"], **changes)
     return replace(request, records=dict(request.records) | {"adaptive": changed})
 
 
 @pytest.fixture(scope="module")
-def honest() -> TimedOutputs:
+def honest() -> TimedRequestOutputs:
     return emitted_by(CachedDecoder)
 
 
@@ -217,7 +217,7 @@ def test_a_decoder_that_lies_where_it_is_timed_is_named(defect: str, said: str) 
     assert said in finding.detail
 
 
-def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedOutputs) -> None:
+def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedRequestOutputs) -> None:
     tokens = [row.copy() for row in honest.emitted["generate"]]
     tokens[2][TIMED_NEW - 1] = (tokens[2][TIMED_NEW - 1] + 1) % TINY_VOCABULARY
     finding = judged(replace(honest, emitted={"generate": tokens}))
@@ -226,14 +226,14 @@ def test_another_token_is_found_in_an_arm_without_a_record(honest: TimedOutputs)
     assert "the argmax at that depth" in finding.detail
 
 
-def test_work_of_half_the_tokens_is_found(honest: TimedOutputs) -> None:
+def test_work_of_half_the_tokens_is_found(honest: TimedRequestOutputs) -> None:
     work = honest.records["adaptive"].work[0]
     finding = judged(with_record(honest, work={0: replace(work, tokens=work.tokens // 2)}))
     assert finding.passed is False
     assert "work.tokens" in finding.detail
 
 
-def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(honest: TimedOutputs) -> None:
+def test_of_many_rows_some_are_held_against_the_lens_and_all_against_the_ledger(honest: TimedRequestOutputs) -> None:
     emitted = [row.copy() for row in honest.emitted["generate"]]
     emitted[0][TIMED_NEW - 1] = (emitted[0][TIMED_NEW - 1] + 1) % TINY_VOCABULARY
     assert judged(replace(honest, emitted={"generate": emitted}), rows=[1, 2]).passed is True, "row 0 is not checked"
@@ -247,10 +247,12 @@ def test_rows_are_not_chosen_where_the_lens_has_to_count() -> None:
     record = CachedDecoder(tiny_neox(), POINT).generate(TIMED_PROMPTS, TIMED_NEW, frozenset())
     judge = Judge(Tally("t"), lens_of(tiny_neox()), pruned, TOLERANCE)
     with pytest.raises(BadArgument, match=r"rows=\[0\], but expected None"):
-        require_valid_record(judge, record, TIMED_PROMPTS, TIMED_NEW, rows=[0])
+        require_record_matches_lens(judge, record, TIMED_PROMPTS, TIMED_NEW, rows=[0])
 
 
-def test_ties_are_counted_and_excused_however_many(honest: TimedOutputs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_are_counted_and_excused_however_many(
+    honest: TimedRequestOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def all_tied(judge: Judge, *_: object) -> None:
         judge.tally.ties += TIMED_NEW
 
@@ -270,7 +272,7 @@ def test_lengths_are_those_asked_for_in_every_request() -> None:
     assert check_timed_lengths({"full": [whole[:1]]}, 2, TIMED_NEW).passed is False, "a row is missing"
 
 
-def test_a_record_may_be_read_twice(honest: TimedOutputs) -> None:
+def test_a_record_may_be_read_twice(honest: TimedRequestOutputs) -> None:
     assert isinstance(honest.records["full"], Record)
     assert judged(honest) == judged(honest)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.reference_logits import LogitLens
+from emad_ref.audit.reference_logits import LogitsOnlyLens
 from emad_ref.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,
@@ -19,9 +19,9 @@ from emad_ref.audit.token_comparison import (
     compare_golden,
     emitted_depths,
     golden_key,
-    is_decoded_tie,
+    is_next_token_tied,
     logit_margins,
-    prompts_and_next_tokens,
+    prompts_and_predicted_tokens,
     threshold_distances,
 )
 from emad_ref.calibration.windows import TokenSequence
@@ -49,7 +49,7 @@ def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
                 given[position, layer - 1, 1] = 9.0 - TOLERANCE / 2
         return given
 
-    return LogitLens(logits)
+    return LogitsOnlyLens(logits)
 
 
 def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the_rarest_come_first() -> None:
@@ -63,13 +63,13 @@ def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the
         return given
 
     texts = [np.array([7, 8, 9]), np.array([4, 4])]
-    prompts, tokens = prompts_and_next_tokens(LogitLens(logits), texts, 9)
+    prompts, tokens = prompts_and_predicted_tokens(LogitsOnlyLens(logits), texts, 9)
     assert [(prompt.tokens.tolist(), token) for prompt, token in zip(prompts, tokens, strict=True)] == [
         ([7], [0]),
         ([4, 4], [1]),
         ([7, 8, 9], [2]),
     ]
-    assert prompts_and_next_tokens(LogitLens(logits), texts, 2)[1] == tokens[:2]
+    assert prompts_and_predicted_tokens(LogitsOnlyLens(logits), texts, 2)[1] == tokens[:2]
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:
@@ -156,7 +156,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
     assert set(forced.depth.tolist()) == {1, stepper.layers}, "states are copied, and some token runs all layers"
     far = np.nanmin(np.abs(step.signal[0, 0] - 4.15))
     for tolerance in (0.99, 1.01):
-        tied = is_decoded_tie(decoder, point, prompt, emitted, tolerance * min((first - second) / 2, far))
+        tied = is_next_token_tied(decoder, point, prompt, emitted, tolerance * min((first - second) / 2, far))
         assert tied is (tolerance > 1)
     for excused in (True, False):
         found = check_same_tokens(
@@ -165,7 +165,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
         assert found.passed is excused
 
 
-class LensThatRoundsCoarsely(LogitLens):
+class LensThatRoundsCoarsely(LogitsOnlyLens):
     """A lens whose rounding moves a logit by up to 5 after ``tokens`` tokens, and no other."""
 
     def __init__(self, at: int):

@@ -11,8 +11,8 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitLens, ProbeReadouts
-from emad_ref.audit.trajectory import Judge, Trajectory, count_positions_with_probe
+from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitsOnlyLens, ProbeReadoutWork
+from emad_ref.audit.trajectory import Judge, Trajectory, count_exit_eligible_positions
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints
 
@@ -37,7 +37,7 @@ def said(logits: Floats) -> LensReference:
         heads,
         REFERENCE,
         heads,
-        ProbeReadouts.from_full_heads(POINT, len(logits)),
+        ProbeReadoutWork.from_point_with_full_heads(POINT, len(logits)),
         (np.zeros(5, dtype=np.int64),),
         *[np.full(len(logits), TOLERANCE)] * 2,
     )
@@ -142,7 +142,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
         assert (tally.complaint is None) is passes
 
 
-class RoundingLens(LogitLens):
+class RoundingLens(LogitsOnlyLens):
     """A lens with logits 0 after every layer; the token ``at`` amplifies rounding to ``allowed``."""
 
     def __init__(self, at: int, allowed: float):
@@ -179,7 +179,7 @@ def test_an_entropy_may_be_off_by_more_where_it_moves_faster_than_logits(others:
     logits = np.zeros(1 + others)
     logits[0] = np.log(others)
     true, moved = (entropy(softmax(logits + by * np.eye(1 + others)[0])) for by in (0.0, TOLERANCE))
-    lens = LogitLens(lambda tokens: np.tile(logits, (len(tokens), 4, 1)))
+    lens = LogitsOnlyLens(lambda tokens: np.tile(logits, (len(tokens), 4, 1)))
     off = moved - true if passes else 2 * TOLERANCE
     assert TOLERANCE < abs(off) < 4 * TOLERANCE
     tally = Tally("t", needed=0)
@@ -221,5 +221,5 @@ def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
 
 
 def test_discriminating_counts_positions_with_a_probe_below_the_cap() -> None:
-    assert count_positions_with_probe(made(), POINT) == 4
-    assert count_positions_with_probe(made(), replace(POINT, probes=(), thresholds=((),))) == 0
+    assert count_exit_eligible_positions(made(), POINT) == 4
+    assert count_exit_eligible_positions(made(), replace(POINT, probes=(), thresholds=((),))) == 0

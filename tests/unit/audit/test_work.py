@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.reference_logits import ProbeReadouts
+from emad_ref.audit.reference_logits import ProbeReadoutWork
 from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.audit.work import check_work_counters, implied_work, require_counted_work
+from emad_ref.audit.work import check_full_and_exiting_work, implied_work, require_counted_work
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
@@ -22,7 +22,7 @@ POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])
 ROW = Trajectory("row 0", np.arange(5), 2, np.array([4, 2, 2]), SIGNAL, np.ones(3, dtype=bool))
 
-WHOLE = ProbeReadouts.from_full_heads(POINT, 3)
+WHOLE = ProbeReadoutWork.from_point_with_full_heads(POINT, 3)
 
 
 def complaint(
@@ -61,11 +61,11 @@ def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emi
     shows = np.array([True, True, True, False])
     macs = np.array([[0, 10, 20, 0], [0, 11, 21, 0], [0, 12, 22, 0]])
     signal = np.array([[0.1, 0.2, 0.3], [0.1, 0.6, np.nan], [0.1, 0.7, np.nan]])
-    work = implied_work(replace(ROW, signal=signal), ProbeReadouts(heads, shows, macs), point)
+    work = implied_work(replace(ROW, signal=signal), ProbeReadoutWork(heads, shows, macs), point)
     assert work.readout_rows[READOUTS.index("full")].tolist() == [3, 0, 0, 1]
     assert work.readout_rows[READOUTS.index("subset")].tolist() == [0, 3, 1, 0]
     assert work.readout_macs[READOUTS.index("subset")].tolist() == [0, 33, 20, 0]
-    forced = implied_work(replace(ROW, chosen=np.zeros(3, dtype=bool)), ProbeReadouts(heads, shows, macs), point)
+    forced = implied_work(replace(ROW, chosen=np.zeros(3, dtype=bool)), ProbeReadoutWork(heads, shows, macs), point)
     assert forced.readout_rows.sum(axis=0).tolist() == [0, 2, 0, 1], "a forced depth is read by a full head"
     assert not forced.readout_macs.any()
 
@@ -86,7 +86,7 @@ def test_a_size_that_follows_a_confidence_may_be_off_by_what_the_tolerance_expla
         errors.append(error)
         return low, high
 
-    readouts = ProbeReadouts(heads, shows, macs, macs_within=within)
+    readouts = ProbeReadoutWork(heads, shows, macs, macs_within=within)
     work = implied_work(row, readouts, point)
     work.readout_macs[READOUTS.index("subset"), 1] += off
     with Tally("t") as tally:
@@ -162,7 +162,7 @@ def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None
 def test_a_model_of_one_layer_has_a_ledger() -> None:
     point = OperatingPoint("p", "emad", 1, 1)
     row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
-    readouts = ProbeReadouts.from_full_heads(point, 3)
+    readouts = ProbeReadoutWork.from_point_with_full_heads(point, 3)
     with Tally("t") as tally:
         judge = Judge(tally, None, point, 0.0, exact_context=True)
         require_counted_work(judge, implied_work(row, readouts, point), [row], [readouts])
@@ -251,11 +251,13 @@ class Record:
     "keys", [lambda at: at + 1, lambda at: 256, lambda at: BUFFER], ids=["causal", "doubling", "constant"]
 )
 def test_a_prompt_in_one_forward_or_but_its_last_position_costs_the_same(keys: Any) -> None:
-    finding = check_work_counters(Counting(keys, 0), Counting(keys, 1), PROMPT, FED, 20, 0)
+    finding = check_full_and_exiting_work(Counting(keys, 0), Counting(keys, 1), PROMPT, FED, 20, 0)
     assert finding.passed is True, finding.detail
 
 
 def test_keys_that_are_counted_twice_at_full_depth_are_named() -> None:
-    finding = check_work_counters(Counting(lambda at: 3 * at, 0), Counting(lambda at: at + 1, 1), PROMPT, FED, 20, 0)
+    finding = check_full_and_exiting_work(
+        Counting(lambda at: 3 * at, 0), Counting(lambda at: at + 1, 1), PROMPT, FED, 20, 0
+    )
     assert finding.passed is False
     assert "layer 1 counts" in finding.detail

@@ -24,7 +24,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from emad_ref.probes.signal_values import NotFinite, entropy_nats
 
 LENGTHS = (40, 7, 2, 23)
@@ -53,7 +53,7 @@ def test_statistics_of_a_batch_are_those_of_its_trace(
     columns = [layer - 1 for layer in layers]
     counts = np.arange(nano.stepper.vocabulary_size)[::-1].astype(np.int64)
     table = assign_frequency_buckets(counts) if "frequency" in features else b""
-    spec = BinSpec(features, position_edges=(5, 20), frequency=table)
+    spec = ThresholdBinSpec(features, position_edges=(5, 20), frequency=table)
     found = measure_batch_statistics(nano.stepper, batch, spec, PROBE, layers)
     trace = trace_batch(nano.stepper, batch)
     document = np.array([sequence.document for sequence in batch])[trace.sequence_index]
@@ -89,7 +89,7 @@ def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(
             return nano.stepper.logits(states)
 
     counting = Counting()
-    measure_batch_statistics(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
+    measure_batch_statistics(cast(Stepper, counting), batch, ThresholdBinSpec(), None, (1, 3))
     assert counting.ran == [(0, 1), (1, 3)]
     assert counting.heads == 2
     assert nano.stepper.layers > 3
@@ -105,7 +105,7 @@ def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(
 
 def test_bins_that_need_a_probe_are_refused_without_one(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
-        measure_batch_statistics(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
+        measure_batch_statistics(nano.stepper, batch, ThresholdBinSpec(("confidence",)), None, (PROBE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -13,17 +13,17 @@ from emad_ref.calibration.entropy_statistics import (
     HIGHEST_NATS,
     BatchEntropies,
     EntropyStatistics,
-    compute_entropy_statistics,
     compute_trace_statistics,
+    statistics_from_batch_entropies,
 )
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import assign_bins, merged_bin_indices
-from emad_ref.point import BinSpec
+from emad_ref.exit_rules import assign_bins, bin_indices_without_last_features
+from emad_ref.point import ThresholdBinSpec
 from tests.handmade_traces import layerwise
 
 LAYERS, WINDOW = 3, 50
-GRID = BinSpec(("position", "confidence"), position_edges=(5, 20))
+GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(5, 20))
 SUMMED = 1e-12  # relative: the same float64 numbers, summed in a different order
 
 
@@ -69,7 +69,7 @@ def test_batches_add_up_to_the_whole():
     for batch in batches:
         total = total + compute_trace_statistics(batch, GRID, 1)
     entropy = np.concatenate([batch.entropy_nats for batch in batches]).astype(np.float64)
-    together = total.pool_bins(np.zeros(GRID.bin_count, dtype=np.int64))
+    together = total.pool_bin_groups(np.zeros(GRID.bin_count, dtype=np.int64))
     assert together.mean_nats()[0] == pytest.approx(entropy.mean(axis=0), rel=SUMMED)
     assert together.tokens.tolist() == [len(entropy)]
     assert together.histogram.sum(axis=-1).tolist() == [[len(entropy)] * LAYERS]
@@ -81,15 +81,15 @@ def test_the_sums_of_a_layer_do_not_depend_on_the_layers_beside_it():
     whole, shown = compute_trace_statistics(trace, GRID, 2), (trace.top1[:, 1], trace.top1_probability[:, 1])
     for layer in range(LAYERS):
         read = BatchEntropies(trace.entropy_nats[:, [layer]], trace.position, *shown, trace.n_sequences)
-        alone = compute_entropy_statistics(read, GRID)
+        alone = statistics_from_batch_entropies(read, GRID)
         for name in ("sums", "squares", "histogram"):
             assert np.array_equal(getattr(alone, name)[:, 0], getattr(whole, name)[:, layer]), name
 
 
 def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
     trace = trace_of(20)
-    pooled = compute_trace_statistics(trace, GRID, 1).pool_bins(merged_bin_indices(GRID, 1))
-    coarse = compute_trace_statistics(trace, BinSpec(("position",), position_edges=(5, 20)), None)
+    pooled = compute_trace_statistics(trace, GRID, 1).pool_bin_groups(bin_indices_without_last_features(GRID, 1))
+    coarse = compute_trace_statistics(trace, ThresholdBinSpec(("position",), position_edges=(5, 20)), None)
     assert pooled.tokens.tolist() == coarse.tokens.tolist()
     assert np.array_equal(pooled.histogram, coarse.histogram)
     assert pooled.sums == pytest.approx(coarse.sums, rel=SUMMED)
@@ -102,7 +102,7 @@ def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
 def test_a_quantile_lies_in_the_bucket_of_its_order_statistic(quantile, tokens, seed):
     whole = trace_of(8, seed)
     entropy = whole.entropy_nats[:tokens]
-    statistics = compute_trace_statistics(whole, BinSpec(), None)
+    statistics = compute_trace_statistics(whole, ThresholdBinSpec(), None)
     statistics = EntropyStatistics(
         np.array([tokens]),
         statistics.sums,
@@ -119,7 +119,7 @@ def test_a_quantile_lies_in_the_bucket_of_its_order_statistic(quantile, tokens, 
 
 def test_the_share_of_tokens_at_or_below_a_quantile_is_that_share():
     trace = trace_of(400)
-    statistics = compute_trace_statistics(trace, BinSpec(), None)
+    statistics = compute_trace_statistics(trace, ThresholdBinSpec(), None)
     for quantile in (0.05, 0.3, 0.5, 0.9):
         share = (trace.entropy_nats <= statistics.quantile_nats(quantile)).mean(axis=0)
         # a bucket of 0.41 % holds at most 0.0041 / (3 √(2π)) = 0.05 % of a lognormal of deviation 3; 20,000 tokens
@@ -129,7 +129,7 @@ def test_the_share_of_tokens_at_or_below_a_quantile_is_that_share():
 def test_a_quantile_below_every_bucket_is_below_a_millionth():
     trace = trace_of(1)
     trace.entropy_nats[:] = 0
-    level = compute_trace_statistics(trace, BinSpec(), None).quantile_nats(0.5)
+    level = compute_trace_statistics(trace, ThresholdBinSpec(), None).quantile_nats(0.5)
     assert (level >= 0).all()
     assert (level <= 1e-6).all()
 
@@ -137,7 +137,7 @@ def test_a_quantile_below_every_bucket_is_below_a_millionth():
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -0.1, 1.5, np.nan])
 def test_a_quantile_outside_its_range_is_refused(quantile):
     with pytest.raises(BadArgument, match="but expected a share between 0 and 1, both excluded"):
-        compute_trace_statistics(trace_of(1), BinSpec(), None).quantile_nats(quantile)
+        compute_trace_statistics(trace_of(1), ThresholdBinSpec(), None).quantile_nats(quantile)
 
 
 def test_a_bin_without_tokens_has_no_mean_and_no_quantile():
@@ -154,7 +154,7 @@ def test_a_bin_without_tokens_has_no_mean_and_no_quantile():
 def test_equal_entropies_deviate_by_nothing():
     trace = trace_of(2)
     trace.entropy_nats[:] = 0.1
-    assert np.abs(compute_trace_statistics(trace, BinSpec(), None).deviation_nats()).max() < 1e-7
+    assert np.abs(compute_trace_statistics(trace, ThresholdBinSpec(), None).deviation_nats()).max() < 1e-7
 
 
 @pytest.mark.parametrize("value", [HIGHEST_NATS * 1.001, np.nan, np.inf, -0.01])
@@ -162,7 +162,7 @@ def test_an_entropy_that_no_vocabulary_has_is_refused(value):
     trace = trace_of(1)
     trace.entropy_nats[7, 1] = value
     with pytest.raises(BadArgument, match="entropies within 0–16 nats; check the weights and the dtype"):
-        compute_trace_statistics(trace, BinSpec(), None)
+        compute_trace_statistics(trace, ThresholdBinSpec(), None)
 
 
 def test_features_of_the_first_probe_need_one():

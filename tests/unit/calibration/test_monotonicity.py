@@ -12,7 +12,7 @@ from emad_ref.calibration.entropy_statistics import (
     BatchEntropies,
     DocumentMoments,
     EntropyStatistics,
-    compute_entropy_statistics,
+    statistics_from_batch_entropies,
 )
 from emad_ref.calibration.monotonicity import (
     describe_corrections,
@@ -21,7 +21,7 @@ from emad_ref.calibration.monotonicity import (
     rise_lower_bounds,
 )
 from emad_ref.calibration.profile import BadProfile, load_profile, merge, profile_from_statistics
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 
 LAYERS, TOKENS = 4, 20
 
@@ -30,7 +30,7 @@ def statistics_of(entropy, document):
     rows = len(entropy)
     unread = np.full(rows, -1, dtype=np.int32), np.full(rows, np.nan, dtype=np.float32)
     read = BatchEntropies(entropy.astype(np.float32), np.zeros(rows, dtype=np.int64), *unread, rows // TOKENS, document)
-    return compute_entropy_statistics(read, BinSpec())
+    return statistics_from_batch_entropies(read, ThresholdBinSpec())
 
 
 def profile_with(entropy, document, *, read=(1, 2, 3, 4), layers=LAYERS, corpus="c"):

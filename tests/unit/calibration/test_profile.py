@@ -21,7 +21,7 @@ from emad_ref.calibration.profile import (
 )
 from emad_ref.calibration.trace import Trace, concatenate_traces
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from tests.handmade_traces import layerwise
 
 PROFILE = Profile(
@@ -41,7 +41,7 @@ PROFILE = Profile(
 OWNER = {"model": "m", "fingerprint": "f", "corpus": "c", "dtype": "float32"}
 
 
-GRID = BinSpec(("position", "confidence"), position_edges=(300,))
+GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(300,))
 
 
 def trace_with(entropy, probability=None, top1=0):
@@ -250,7 +250,7 @@ def test_conditioning_leaves_the_means_of_all_tokens_as_they_are(binned):
     plain = profile_of(binned_trace(), (1, 2, 3), **OWNER)
     assert binned.mean_nats == pytest.approx(plain.mean_nats, rel=1e-12)
     assert binned.targets_nats == pytest.approx(plain.targets_nats, rel=1e-12)
-    assert (plain.bin_targets_nats, plain.fallbacks, plain.bins) == ((), (), BinSpec())
+    assert (plain.bin_targets_nats, plain.fallbacks, plain.bins) == ((), (), ThresholdBinSpec())
 
 
 def test_a_conditioned_point_has_a_row_of_thresholds_per_bin(binned):
@@ -269,7 +269,7 @@ def test_the_largest_margin_is_that_of_the_highest_bin(binned):
 
 
 def test_frequency_is_that_of_the_token_predicted_at_the_first_probe():
-    frequency = BinSpec(("frequency",), frequency=bytes([0, 2, 1]))
+    frequency = ThresholdBinSpec(("frequency",), frequency=bytes([0, 2, 1]))
     trace = trace_with([[4, 3, 2, 1], [2, 1, 1, 0]])
     trace.top1[:] = [[1, 0, 0, 0], [0, 1, 1, 1]]
     profile = profile_of(trace, (1, 2), **OWNER, bins=frequency, minimum_tokens=1)
@@ -282,14 +282,16 @@ def test_frequency_is_that_of_the_token_predicted_at_the_first_probe():
 
 def test_a_coarser_profile_is_the_one_calibrated_without_the_last_feature(binned):
     late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
-    coarser = binned.drop_features()
+    coarser = binned.drop_last_bin_features()
     assert np.array(coarser.bin_targets_nats) == pytest.approx(np.array(late.bin_targets_nats))
     assert (coarser.bins, coarser.fallbacks) == (late.bins, late.fallbacks)
-    assert binned.drop_features(2).point(0.2).thresholds[0] == pytest.approx(
+    assert binned.drop_last_bin_features(2).point(0.2).thresholds[0] == pytest.approx(
         profile_of(binned_trace(), (1, 2, 3), **OWNER).point(0.2).thresholds[0]
     )
-    by_frequency = BinSpec(("position", "frequency"), frequency=bytes(9))
-    assert profile_of(binned_trace(), (1,), **OWNER, bins=by_frequency).drop_features().bins == BinSpec(("position",))
+    by_frequency = ThresholdBinSpec(("position", "frequency"), frequency=bytes(9))
+    assert profile_of(
+        binned_trace(), (1,), **OWNER, bins=by_frequency
+    ).drop_last_bin_features().bins == ThresholdBinSpec(("position",))
 
 
 # ---------------------------------------------------------------- quantiles
@@ -309,10 +311,10 @@ def test_quantile_thresholds_are_conditioned_and_fall_back_as_targets_do(binned)
     assert point.bins == GRID
     assert point.name == "quantile q=0.5 free_eager by position×confidence"
     rows = np.array(point.thresholds)
-    own, all_tokens = binned.quantile_nats(0.5), binned.drop_features(2).quantile_nats(0.5)
+    own, all_tokens = binned.quantile_nats(0.5), binned.drop_last_bin_features(2).quantile_nats(0.5)
     assert rows[[3, 5]].tolist() == own[[3, 5], :3].tolist()
     assert rows[[0, 1, 2]].tolist() == [all_tokens[0, :3].tolist()] * 3
-    assert rows[4].tolist() == binned.drop_features(1).quantile_nats(0.5)[1, :3].tolist()
+    assert rows[4].tolist() == binned.drop_last_bin_features(1).quantile_nats(0.5)[1, :3].tolist()
 
 
 def test_a_quantile_takes_no_margin_and_needs_statistics(binned):
@@ -330,7 +332,7 @@ def test_a_quantile_takes_no_margin_and_needs_statistics(binned):
 
 
 def test_statistics_and_bins_survive_the_file_to_the_last_bit(binned, tmp_path):
-    frequency = BinSpec(("frequency", "position"), frequency=bytes([0, 2, 1] * 20))
+    frequency = ThresholdBinSpec(("frequency", "position"), frequency=bytes([0, 2, 1] * 20))
     for profile in (
         binned,
         profile_of(binned_trace(), (), **OWNER),
@@ -469,7 +471,7 @@ def test_merging_goes_on_from_files_and_one_profile_is_itself(tmp_path):
         ({"fingerprint": "beef"}, r"profile\.fingerprint="),
         ({"dtype": "float64"}, r"profile\.dtype="),
         ({"probes": (1, 2)}, r"profile\.probes="),
-        ({"bins": BinSpec()}, r"profile\.bins=.*calibrate alike, with --bins-of for the same bins"),
+        ({"bins": ThresholdBinSpec()}, r"profile\.bins=.*calibrate alike, with --bins-of for the same bins"),
         ({"minimum_tokens": 9}, r"profile\.minimum_tokens="),
         ({"statistics": None}, r"profile\.statistics=None"),
         ({"corpora": {"a": 900}}, r"profile\.corpora=\['a'\], but expected each corpus in one profile"),
@@ -526,7 +528,7 @@ def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
     assert profile.bin_targets_nats == whole.bin_targets_nats
     for point in ({"margin_nats": 0.1}, {"quantile": 0.3}):
         assert profile.point(**point) == whole.point(**point)
-    assert profile.drop_features().bin_targets_nats == whole.drop_features().bin_targets_nats
+    assert profile.drop_last_bin_features().bin_targets_nats == whole.drop_last_bin_features().bin_targets_nats
     profile.save(tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == profile
     with pytest.raises(BadArgument, match=r"profile\.read"):

@@ -23,11 +23,11 @@ from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 WINDOW, BATCH = 20, 60
-GRID = BinSpec(("position", "confidence"), position_edges=(4, 10), confidence_edges=(0.05, 0.1))
+GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(4, 10), confidence_edges=(0.05, 0.1))
 PLAN = CalibrationPlan(
     model="small",
     fingerprint="f00d",
@@ -175,7 +175,7 @@ OTHERS = [
     ({"dtype": "float32"}, "dtype='float64', but expected 'float32'"),
     ({"window": 21}, "window=20, but expected 21"),
     ({"probes": (2, 3)}, r"probes=\[2, 4\], but expected \[2, 3\]"),
-    ({"bins": BinSpec(("position",))}, "bins=.*, but expected .*'features': \\['position'\\]"),
+    ({"bins": ThresholdBinSpec(("position",))}, "bins=.*, but expected .*'features': \\['position'\\]"),
     ({"tokens": 40}, "tokens=None, but expected 40"),
     ({"documents": 7}, "documents=None, but expected 7"),
     ({"tokens_per_batch": 61}, "tokens_per_batch=60, but expected 61"),

@@ -21,14 +21,14 @@ from emad_ref.calibration.calibration_run import (
     worker_statistics_source,
 )
 from emad_ref.calibration.entropy_statistics import EntropyStatistics, compute_trace_statistics
-from emad_ref.calibration.trace import assemble_trace, take_trace
+from emad_ref.calibration.trace import take_trace, trace_and_assemble_batches
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import FingerprintMismatch, ModelSpec, load_cached
-from emad_ref.point import BinSpec
+from emad_ref.point import ThresholdBinSpec
 from emad_ref.tuning import windows_of
 from emad_ref.workers.dispatch import WorkerPool, open_workers
 
-BINS = BinSpec(("position", "confidence"))
+BINS = ThresholdBinSpec(("position", "confidence"))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew
 def test_a_trace_by_workers_is_the_trace_of_one_process(nano: LoadedModel, crew: WorkerPool) -> None:
     sequences = list(windows_of(nano, "world:premise", "validate", limit=40))
     alone = take_trace(nano.stepper, sequences)
-    together = assemble_trace(
+    together = trace_and_assemble_batches(
         sequences, lambda ordered: iterate_worker_traces(crew, ModelSpec.from_loaded(nano), ordered)
     )
     for name in ("nll_nats", "top1", "token", "position", "starts"):

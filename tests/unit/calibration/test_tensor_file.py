@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.tensor_files import load_tensors, save_tensors
+from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile
 
@@ -22,7 +22,7 @@ class BadThing(EmadError):
 
 
 def load(path: Path, make: Any) -> Any:
-    return load_tensors(path, "thing", make, BadThing, writer="emad thing", remedy="make it again")
+    return build_from_tensor_file(path, "thing", make, BadThing, writer="emad thing", remedy="make it again")
 
 
 def both(tensors: dict[str, Tensor], about: dict[str, Any]) -> Any:

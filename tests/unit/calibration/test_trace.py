@@ -21,7 +21,13 @@ from emad_ref.calibration.trace import (
     trace_batch,
     trace_stepwise,
 )
-from emad_ref.calibration.windows import TokenSequence, cut_windows, deduplicate_inputs, iterate_batches, pad_right
+from emad_ref.calibration.windows import (
+    TokenSequence,
+    cut_windows,
+    deduplicate_inputs,
+    iterate_batches,
+    padded_tokens_and_lengths,
+)
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
@@ -73,7 +79,8 @@ def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
     plain, asked = take_trace(stepper, texts), take_trace(stepper, texts, divergence=True)
     assert np.array_equal(plain.nll_nats, asked.nll_nats)
     assert np.array_equal(
-        asked.reorder_sequences(np.array([1, 0])).divergence()[: asked.sequence_lengths[1]], asked.divergence()[11:]
+        asked.reorder_sequences(np.array([1, 0])).divergence()[: asked.n_decided_by_sequence[1]],
+        asked.divergence()[11:],
     )
     with pytest.raises(BadArgument, match=r"take_trace\(divergence=True\)"):
         plain.divergence()
@@ -140,7 +147,7 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     logits = CausalStepper.logits
     monkeypatch.setattr(CausalStepper, "logits", lambda self, hidden: seen.append(len(hidden)) or logits(self, hidden))
     some = take_trace(stepper, texts, layers=(2, 4), sample_every=4)
-    document = np.repeat(np.arange(3), whole.sequence_lengths)
+    document = np.repeat(np.arange(3), whole.n_decided_by_sequence)
     sampled = (whole.position + document) % 4 == 0
     assert some.sampled.tolist() == sampled.tolist()
     assert 0 < sampled.sum() < len(whole) / 3
@@ -149,7 +156,7 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
     for name in ("nll_nats", "top1", "token", "position"):
         assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
     assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
-    assert sample.sequence_lengths.tolist() == np.bincount(document[sampled], minlength=3).tolist()
+    assert sample.n_decided_by_sequence.tolist() == np.bincount(document[sampled], minlength=3).tolist()
     sums = sum_by_sequence(sample, sample.entropy_nats[:, 2])
     by_hand = [whole.entropy_nats[sampled & (document == number), 2].sum() for number in range(3)]
     assert np.allclose(sums, by_hand)
@@ -251,7 +258,7 @@ def test_batches_keep_the_order_and_stay_within_their_size_after_padding():
     batches = list(iterate_batches(sequences, 20))
     assert [s for batch in batches for s in batch] == sequences
     assert [len(batch) for batch in batches] == [2, 1, 1, 2]
-    assert all(pad_right(batch)[0].size <= 20 for batch in batches)
+    assert all(padded_tokens_and_lengths(batch)[0].size <= 20 for batch in batches)
 
 
 def test_a_sequence_longer_than_a_batch_goes_alone():
@@ -259,7 +266,7 @@ def test_a_sequence_longer_than_a_batch_goes_alone():
 
 
 def test_padding_stands_on_the_right():
-    tokens, lengths = pad_right([TokenSequence(np.array([7, 8, 9])), TokenSequence(np.array([5, 6]))])
+    tokens, lengths = padded_tokens_and_lengths([TokenSequence(np.array([7, 8, 9])), TokenSequence(np.array([5, 6]))])
     assert tokens.tolist() == [[7, 8, 9], [5, 6, 0]]
     assert lengths.tolist() == [3, 2]
 
@@ -302,24 +309,24 @@ def test_every_declared_signal_is_a_column_however_the_trace_was_taken(stepper, 
     """For batched, joined, token-by-token and reordered traces."""
     texts = [sequence(20, 6), sequence(9, 2, seed=1)]
     trace = take_trace(stepper, texts)
-    found = [trace.signal_column(name)[trace.sequence_index == i] for i in (0, 1)]
+    found = [trace.signal_at_every_layer(name)[trace.sequence_index == i] for i in (0, 1)]
     for text, column in zip(texts, found, strict=True):
         expected = LAYERWISE[name].from_lens(compute_layer_logits(stepper, text.tokens)[text.adaptive_from : -1])
         assert np.abs(column - expected).max() < ROUNDING
-        assert np.abs(trace_stepwise(stepper, text).signal_column(name) - expected).max() < ROUNDING
+        assert np.abs(trace_stepwise(stepper, text).signal_at_every_layer(name) - expected).max() < ROUNDING
     assert column.dtype == np.float32
-    turned = trace.reorder_sequences(np.array([1, 0])).signal_column(name)
+    turned = trace.reorder_sequences(np.array([1, 0])).signal_at_every_layer(name)
     assert np.array_equal(turned, np.concatenate(found[::-1]))
     point = OperatingPoint("p", "f", LAYERS, LAYERS, (2,), ((0.5,),), signal=name)
-    assert trace.rule_signal(point) is trace.signal_column(name)
+    assert trace.rule_signal(point) is trace.signal_at_every_layer(name)
 
 
 def test_a_signal_that_was_not_recorded_is_refused(stepper):
     trace = take_trace(stepper, [sequence(9)])
     first, *rest = LAYERWISE
-    without = replace(trace, signals={name: trace.signal_column(name) for name in rest})
+    without = replace(trace, signals={name: trace.signal_at_every_layer(name) for name in rest})
     with pytest.raises(BadArgument, match=f"signal='{first}', but expected one that this trace records"):
-        without.signal_column(first)
+        without.signal_at_every_layer(first)
 
 
 def test_the_last_layer_of_the_lens_is_the_model_itself(stepper):
@@ -331,7 +338,7 @@ def test_the_last_layer_of_the_lens_is_the_model_itself(stepper):
 
 def test_rows_belong_to_their_sequences(stepper):
     trace = take_trace(stepper, [sequence(6, 0), sequence(9, 4, 1), sequence(2, 0, 2)])
-    assert trace.sequence_lengths.tolist() == [5, 4, 1]
+    assert trace.n_decided_by_sequence.tolist() == [5, 4, 1]
     assert trace.starts.tolist() == [0, 5, 9, 10]
     assert trace.prompts.tolist() == [0, 4, 0]
     assert trace.sequence_index.tolist() == [0] * 5 + [1] * 4 + [2]
@@ -371,7 +378,7 @@ def test_sequences_come_back_in_the_order_they_were_given(stepper):
     lengths = [9, 3, 14, 3, 6]
     sequences = [sequence(length, 1, number) for number, length in enumerate(lengths)]
     trace = take_trace(stepper, sequences)
-    assert trace.sequence_lengths.tolist() == [length - 2 for length in lengths]
+    assert trace.n_decided_by_sequence.tolist() == [length - 2 for length in lengths]
     assert trace.target.tolist() == np.concatenate([s.tokens[2:] for s in sequences]).tolist()
     apart = concatenate_traces([trace_batch(stepper, [s]) for s in sequences])
     assert np.abs(trace.nll_nats - apart.nll_nats).max() < ROUNDING

@@ -84,7 +84,7 @@ def test_a_gate_that_lets_nothing_through_is_plain_decoding():
     way = drafting(threshold=-1.0)
     done = draft(model(way), way, [prompt(0)], 6)
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0]
-    assert done.count_drafted().tolist() == [0]
+    assert done.count_drafts_by_sequence().tolist() == [0]
     assert done.rounds.tolist() == [5]
 
 
@@ -139,7 +139,7 @@ def test_sampled_output_has_the_models_distribution(ids, threshold, longest, cop
     asked = np.array([*stood_before, 2, 0] if copied else [0])
     one = model(way, shallow, deep, gate=np.array([0.1, 1.0, 0.1, 1.0]))
     done = draft(one, way, [Prompt(asked)] * SAMPLES, LENGTH, temperature=1.0, seed=1)
-    assert done.count_drafted(ACCEPTED).sum() > 200 < done.count_drafted(REFUSED).sum(), (
+    assert done.count_drafts_by_sequence(ACCEPTED).sum() > 200 < done.count_drafts_by_sequence(REFUSED).sum(), (
         "both branches must be taken often"
     )
     assert chance(np.array(done.record.emitted), deep, 1.0) > 0.01  # the seed is fixed

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import EmptyCorpus
-from emad_ref.decoding.self_corpus import DRY_BATCHES, SAMPLE_ROWS, sample_documents
+from emad_ref.decoding.self_corpus import DRY_BATCHES, SAMPLE_ROWS, iterate_sampled_documents
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.text.documents import SPLITS
@@ -24,7 +24,7 @@ def stepper():
 
 
 def taken(stepper, split="evaluate", count=20, seed=0):
-    return [d.tolist() for d in islice(sample_documents(stepper, OPENING, 12, split, seed), count)]
+    return [d.tolist() for d in islice(iterate_sampled_documents(stepper, OPENING, 12, split, seed), count)]
 
 
 def test_samples_are_documents_without_the_opening_token(stepper):
@@ -52,7 +52,7 @@ def test_splits_draw_on_their_own(stepper):
 )
 def test_bad_requests_are_refused_at_once(stepper, tokens, split, message):
     with pytest.raises(BadArgument, match=message):
-        sample_documents(stepper, OPENING, tokens, split)
+        iterate_sampled_documents(stepper, OPENING, tokens, split)
 
 
 def test_a_model_that_ends_at_once_is_an_empty_corpus_and_not_an_endless_wait():
@@ -66,8 +66,8 @@ def test_a_model_that_ends_at_once_is_an_empty_corpus_and_not_an_endless_wait():
     with pytest.raises(
         EmptyCorpus, match=f"{DRY_BATCHES * SAMPLE_ROWS} samples of this model ended.*name a corpus of real text"
     ):
-        next(sample_documents(CausalStepper(model), OPENING, 8, "evaluate"))
+        next(iterate_sampled_documents(CausalStepper(model), OPENING, 8, "evaluate"))
 
 
 def test_documents_are_integers(stepper):
-    assert next(sample_documents(stepper, OPENING, 8, "train")).dtype == np.int64
+    assert next(iterate_sampled_documents(stepper, OPENING, 8, "train")).dtype == np.int64

@@ -27,7 +27,7 @@ def test_a_perfect_exit_gives_k_plus_one_tokens_a_round():
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
     assert done.rounds.tolist() == [2]  # 1 token of the prompt's own logits, then 5 + 5
     assert done.acceptance_rate == 1.0
-    assert done.count_drafted().tolist() == done.count_drafted(ACCEPTED).tolist() == [8]
+    assert done.count_drafts_by_sequence().tolist() == done.count_drafts_by_sequence(ACCEPTED).tolist() == [8]
 
 
 def test_the_first_mismatch_ends_a_round_with_the_deep_layers_token():

@@ -83,7 +83,7 @@ def test_a_perfect_draft_gives_k_plus_one_tokens_a_round():
     assert done.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
     assert done.rounds.tolist() == [2]  # 1 token from the prompt's own logits, then 5 + 5
     assert done.acceptance_rate == 1.0
-    assert done.count_drafted().tolist() == done.count_drafted(ACCEPTED).tolist() == [8]
+    assert done.count_drafts_by_sequence().tolist() == done.count_drafts_by_sequence(ACCEPTED).tolist() == [8]
 
 
 def test_the_first_mismatch_ends_a_round_with_the_verifiers_own_token():
@@ -199,8 +199,8 @@ def test_a_gate_of_zero_keeps_nothing_and_one_above_all_entropies_everything():
     )
     for a, b in zip(plain.record.emitted, shut.record.emitted, strict=True):
         assert a.tolist() == b.tolist()
-    assert shut.count_drafted(GATED).sum() == 0 < plain.count_drafted(REFUSED).sum()
-    assert open_.count_drafted(REFUSED).sum() == 0 < open_.count_drafted(GATED).sum()
+    assert shut.count_drafts_by_sequence(GATED).sum() == 0 < plain.count_drafts_by_sequence(REFUSED).sum()
+    assert open_.count_drafts_by_sequence(REFUSED).sum() == 0 < open_.count_drafts_by_sequence(GATED).sum()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -215,7 +215,7 @@ def test_a_row_is_the_same_beside_others_as_alone(temperature, gate_bits):
     pair = speculate(draft, verifier, prompts[:2], 14, **options)
     assert together.record.emitted[0].tolist() == shorter.record.emitted[0].tolist()
     assert together.record.emitted[1].tolist() == pair.record.emitted[1].tolist()
-    assert together.count_drafted().tolist()[:2] == pair.count_drafted().tolist()
+    assert together.count_drafts_by_sequence().tolist()[:2] == pair.count_drafts_by_sequence().tolist()
     assert len({*together.rounds.tolist()}) > 1 < len({len(one) for one in together.record.emitted}), "rows differ"
 
 
@@ -227,8 +227,8 @@ def test_a_row_near_its_end_drafts_no_more_for_its_neighbours():
     together = speculate(partner(draft), partner(verifier), [prompt(0), prompt(3)], 6, k=3)
     assert [emitted.tolist() for emitted in together.record.emitted] == [[1, 2, 0, 1, 2, 0], [4, 5, 3, 4, 5, 3]]
     assert together.rounds.tolist() == [2, 5]
-    assert together.count_drafted().tolist() == [3, 3 + 3 + 2 + 1]
-    assert together.count_drafted(ACCEPTED).tolist() == [3, 0]
+    assert together.count_drafts_by_sequence().tolist() == [3, 3 + 3 + 2 + 1]
+    assert together.count_drafts_by_sequence(ACCEPTED).tolist() == [3, 0]
 
 
 def test_seeds_decide_the_draws():

@@ -9,7 +9,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.streaming import (
     IncrementalDetokenizer,
-    encode_prompt,
+    make_prompt_from_text,
     stream,
     stream_pair,
     stream_tokens_and_depths,
@@ -35,7 +35,7 @@ def tiny():
 @pytest.mark.parametrize("stops", [False, True])
 def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
     decoder = WalkedDecoder(tiny.stepper, POINT, seed=3, temperature=temperature)
-    prompt = encode_prompt(tiny, TEXT)
+    prompt = make_prompt_from_text(tiny, TEXT)
     stop = frozenset(tiny.tokenizer.encode(".")) if stops else frozenset()
     record = decoder.generate([prompt], 20, stop)
     found = list(stream_tokens_and_depths(decoder, prompt, 20, stop))
@@ -49,7 +49,7 @@ def test_a_pair_takes_the_turns_of_switch(tiny):
     rule = SwitchingRule(0.3, window=2, least_run=2)
     partners = [Partner(WalkedDecoder(m.stepper, full_depth(m.geometry.layers)), full_depth(m.geometry.layers))
                 for m in (nano, tiny)]  # fmt: skip
-    whole = switch(*partners, rule, [encode_prompt(tiny, "Kai")], 16, stop=frozenset({0}))
+    whole = switch(*partners, rule, [make_prompt_from_text(tiny, "Kai")], 16, stop=frozenset({0}))
     found = list(stream_pair(nano, tiny, "Kai", rule, 16))
     assert [piece.token for piece in found] == whole.record.emitted[0].tolist()
     assert [piece.model for piece in found] == [("emad-nano", "emad-tiny")[m] for m in whole.model[0]]
@@ -83,12 +83,12 @@ def test_a_character_that_never_comes_stands_as_its_replacement(tiny):
 
 
 def test_a_text_without_tokens_starts_from_the_opening_token(tiny):
-    assert encode_prompt(tiny, "").tokens.tolist() == [tiny.opening_token_id]
+    assert make_prompt_from_text(tiny, "").tokens.tolist() == [tiny.opening_token_id]
 
 
 def test_an_encoder_decoder_reads_the_text_as_its_source():
     t5 = load("emad-t5-tiny")
-    prompt = encode_prompt(t5, "Where is Mia?")
+    prompt = make_prompt_from_text(t5, "Where is Mia?")
     assert prompt.tokens.tolist() == [t5.opening_token_id]
     assert prompt.source.tolist() == t5.tokenizer.encode("Where is Mia?")
     decoder = WalkedDecoder(t5.stepper, full_depth(10))
@@ -102,7 +102,10 @@ def test_no_new_token_is_refused(tiny):
 
 
 def test_a_prompt_is_clean_text_as_a_document_is(tiny):
-    assert encode_prompt(tiny, "\ufeffa\r\nb").tokens.tolist() == encode_prompt(tiny, "a\nb").tokens.tolist()
+    assert (
+        make_prompt_from_text(tiny, "\ufeffa\r\nb").tokens.tolist()
+        == make_prompt_from_text(tiny, "a\nb").tokens.tolist()
+    )
     for text, said in (("a\0b", "NUL"), ("a\udcff", "half of a surrogate pair")):
         with pytest.raises(BadArgument, match=rf"prompt=.*text without {said}"):
-            encode_prompt(tiny, text)
+            make_prompt_from_text(tiny, text)

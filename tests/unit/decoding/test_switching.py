@@ -168,7 +168,7 @@ def test_at_the_ends_of_the_threshold_one_model_decodes_alone(small, large, temp
         for emitted, expected in zip(done.record.emitted, alone.emitted, strict=True):
             assert emitted.tolist() == expected.tolist()
         assert done.large_share == float(start == LARGE)
-        assert done.catch_up_tokens.tolist() == [0, 0]
+        assert done.catch_up_tokens_by_model.tolist() == [0, 0]
         assert done.record.work[1 - start].tokens.sum() == 0 < done.record.work[start].tokens.sum()
 
 
@@ -210,10 +210,10 @@ def test_whoever_takes_over_reads_all_it_has_not_seen_once(small, large):
             assert decoded.tolist() == np.flatnonzero(done.model[row] == model).tolist()
         assert (tokens.phase[tokens.model == SMALL] == PROMPT).sum() == len(prompt.tokens) - 1
         assert not (tokens.phase[tokens.model == LARGE] == PROMPT).any()
-    assert done.catch_up_tokens.tolist() == [
+    assert done.catch_up_tokens_by_model.tolist() == [
         ((done.record.tokens.model == model) & (done.record.tokens.phase == CATCH_UP)).sum() for model in (SMALL, LARGE)
     ]
-    assert (done.catch_up_tokens > 0).all()
+    assert (done.catch_up_tokens_by_model > 0).all()
 
 
 @pytest.mark.parametrize("start", [SMALL, LARGE])
@@ -270,7 +270,7 @@ def test_catching_up_is_one_opening_or_chunks_of_what_a_decoder_takes():
     assert done.model[0].tolist() == [LARGE] * 4 + [SMALL] * 4 + [LARGE] * 4
     assert small.decoder.widths == [1, 1, 1], "a prompt and four tokens were read by opening"
     assert large.decoder.widths == [1, 1, 1, 3, 2, 1, 1, 1]
-    assert done.catch_up_tokens.tolist() == [5, 4], "the last token read is the step that any model would take"
+    assert done.catch_up_tokens_by_model.tolist() == [5, 4], "the last token read is the step that any model would take"
     assert switches(done) == [2]
     assert [work.tokens.tolist() for work in done.record.work.values()] == [[9], [13]]
     heads = [session.read.tolist() for one in (small, large) for session in one.decoder.sessions]

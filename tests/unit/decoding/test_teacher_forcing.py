@@ -10,7 +10,7 @@ import pytest
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import teacher_force, teacher_forced_nll_sums
+from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts, teacher_force
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Step
@@ -80,15 +80,15 @@ def test_work_is_what_replay_derives_where_there_is_no_prompt(stepper, adaptive)
 def test_copies_change_later_losses(stepper, texts, adaptive):
     """No replay knows them: the same rule with exact backfill gives other numbers."""
     sums = [
-        teacher_forced_nll_sums(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
+        sequence_nll_sums_and_counts(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
         for schedule in ("copying", "free_eager")
     ]
     assert np.abs(sums[0] - sums[1]).max() > 1e-3
 
 
 def test_sums_and_counts_are_those_of_each_text(stepper, texts, trace):
-    sums, tokens = teacher_forced_nll_sums(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
-    assert tokens.tolist() == trace.sequence_lengths.tolist()
+    sums, tokens = sequence_nll_sums_and_counts(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
+    assert tokens.tolist() == trace.n_decided_by_sequence.tolist()
     assert sums == pytest.approx(np.add.reduceat(trace.nll_nats[:, -1].astype(float), trace.starts[:-1]), abs=1e-4)
 
 

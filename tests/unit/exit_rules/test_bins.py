@@ -11,12 +11,12 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     assign_bins,
     assign_frequency_buckets,
+    bin_indices_without_last_features,
     bin_names,
     dropped_feature_count_by_bin,
     frequency_rank_edges,
-    merged_bin_indices,
 )
-from emad_ref.point import FEATURES, BinSpec
+from emad_ref.point import FEATURES, ThresholdBinSpec
 
 FREQUENCY = bytes([0, 1, 2, 1])
 POSITION = np.array([1, 32, 33, 128, 129, 4000])
@@ -25,7 +25,7 @@ TOP1 = np.array([0, 1, 2, 3, 0, 2])
 
 
 def spec(*features):
-    return BinSpec(features, frequency=FREQUENCY if "frequency" in features else b"")
+    return ThresholdBinSpec(features, frequency=FREQUENCY if "frequency" in features else b"")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_a_token_that_belongs_to_no_bin_is_refused_where_it_matters(feature, cha
 
 def test_ancestors_join_the_bins_that_share_the_features_kept():
     grid = spec("position", "frequency")
-    assert merged_bin_indices(grid, 0).tolist() == list(range(9))
-    assert merged_bin_indices(grid, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert merged_bin_indices(grid, 2).tolist() == [0] * 9
+    assert bin_indices_without_last_features(grid, 0).tolist() == list(range(9))
+    assert bin_indices_without_last_features(grid, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert bin_indices_without_last_features(grid, 2).tolist() == [0] * 9
     with pytest.raises(BadArgument, match=r"dropped=3, but expected 0–2 features"):
-        merged_bin_indices(grid, 3)
+        bin_indices_without_last_features(grid, 3)
 
 
 @given(st.permutations(FEATURES), st.integers(0, 2), st.data())
@@ -93,7 +93,7 @@ def test_an_ancestor_is_the_bin_without_the_last_features(order, dropped, data):
         np.array([data.draw(st.floats(0, 1))]),
         np.array([data.draw(st.integers(0, 3))]),
     )
-    assert merged_bin_indices(fine, dropped)[assign_bins(fine, *token)] == assign_bins(coarse, *token)
+    assert bin_indices_without_last_features(fine, dropped)[assign_bins(fine, *token)] == assign_bins(coarse, *token)
 
 
 def test_a_thin_bin_gives_up_features_until_enough_tokens_stand_behind_it():

@@ -14,14 +14,14 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     calibrated_entropy_point,
     default_probes,
-    exit_layers_between_probes,
+    extrapolate_exits_between_probes,
     fixed_entropy_point,
     format_number,
     format_numbers_distinctly,
     is_exit_rule_met,
     softmax_response_point,
 )
-from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.point import OperatingPoint, ThresholdBinSpec
 
 TARGETS = (2.0, 1.5, 0.25)
 PROBES = (3, 6, 9)
@@ -108,7 +108,7 @@ def test_a_threshold_is_rounded_as_the_signals_are():
 
 def test_each_bin_has_its_own_threshold_and_none_is_guessed():
     point = replace(
-        fixed_entropy_point(12, (4,), 0.7), bins=BinSpec(("position",)), thresholds=((0.7,), (0.1,), (0.4,))
+        fixed_entropy_point(12, (4,), 0.7), bins=ThresholdBinSpec(("position",)), thresholds=((0.7,), (0.1,), (0.4,))
     )
     signal = np.full((2, 3), 0.3)
     assert is_exit_rule_met(point, 0, signal, np.array([[0, 1, 2], [1, 1, 0]])).tolist() == [
@@ -131,19 +131,19 @@ def interpolating(thresholds: tuple[float, ...]) -> OperatingPoint:
 def test_exits_between_probes_lie_where_the_line_meets_the_threshold():
     """Readings 2.0 and 1.2 at layers 2 and 6 fall by 0.2 a layer; τ from 0.8 at 6 to 0.4 at 10 is met at 10 only."""
     before, here = np.float32(2.0), np.float32(1.2)
-    assert exit_layers_between_probes(
+    assert extrapolate_exits_between_probes(
         interpolating((0.0, 0.8, 0.4)), 1, np.array([before]), np.array([here])
     ).tolist() == [0]
     # τ flat at 0.8: 1.2 − 0.2·2 = 0.8 at layer 8
-    assert exit_layers_between_probes(
+    assert extrapolate_exits_between_probes(
         interpolating((0.0, 0.8, 0.81)), 1, np.array([before]), np.array([here])
     ).tolist() == [8]
-    assert exit_layers_between_probes(
+    assert extrapolate_exits_between_probes(
         interpolating((0.0, 1.1, 1.1)), 1, np.array([before]), np.array([here])
     ).tolist() == [7]
 
 
 def test_there_is_no_line_at_the_first_probe_and_no_threshold_after_the_last():
     point = interpolating((9.0, 9.0, 9.0))
-    assert exit_layers_between_probes(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
-    assert exit_layers_between_probes(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert extrapolate_exits_between_probes(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert extrapolate_exits_between_probes(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]

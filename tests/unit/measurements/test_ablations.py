@@ -26,18 +26,18 @@ from emad_ref.measurements.ablations import (
     NO_SPEED,
     TRIED_MARGINS,
     AblationRows,
-    DecodedOpenings,
     FittedEstimators,
     RecallCounter,
+    TeacherForcedOpenings,
     WorstEstimatorAgreement,
     fallback_note,
     make_margin_grid,
     make_shared_margin_grid,
     measure_speed_columns,
-    points_at_margins,
+    points_at_margins_with_exits,
     probes_at_stride,
+    require_available_quality_and_replay,
     require_entropy_bounds,
-    require_judgeable_quality,
     usable_estimators,
 )
 from emad_ref.measurements.attachments import Attachments
@@ -77,7 +77,7 @@ ABLATIONS: list[Ablation] = [
     ablations.ablate_conditioning,
     ablations.ablate_estimator,
     ablations.tabulate_profile_flatness,
-    ablations.ablate_interpolation,
+    ablations.ablate_exit_interpolation,
     ablations.ablate_margin,
     ablations.ablate_schedule,
     ablations.ablate_stride,
@@ -90,10 +90,10 @@ def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_de
         validity = SimpleNamespace(replay_invalid_reason=refusal)
         return SimpleNamespace(subject=subject, replay_validity=validity)
 
-    require_judgeable_quality(made("", ""))
+    require_available_quality_and_replay(made("", ""))
     for without, refusal in (("random weights", ""), ("", "replay does not predict: depth 3, not 2")):
         with pytest.raises(Unsupported, match=without or refusal):
-            require_judgeable_quality(made(without, refusal))
+            require_available_quality_and_replay(made(without, refusal))
 
 
 @pytest.mark.parametrize("ablate", ABLATIONS)
@@ -151,12 +151,12 @@ def test_every_profile_is_tried_at_the_margins_of_the_runs_own(run: ModelMeasure
 def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: ModelMeasurements) -> None:
     low, high = sorted(run.traces.profile.targets_nats)
     assert high > low, "equal targets would test nothing"
-    made = points_at_margins(run.traces.profile, [0.0, low, high, high + 0.01])
+    made = points_at_margins_with_exits(run.traces.profile, [0.0, low, high, high + 0.01])
     assert [point.margin_nats for point in made] == [0.0, low, high]
     assert made[1].thresholds[0] == pytest.approx([target - low for target in run.traces.profile.targets_nats])
     rows = ((1.0, 1.0), (high + 1, 1.0), (1.0, 1.0))
     binned = replace(run.traces.calibrate_profile(PROBES, ("position",)), bin_targets_nats=rows)
-    assert len(points_at_margins(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
+    assert len(points_at_margins_with_exits(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
 
 
 def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: ModelMeasurements) -> None:
@@ -249,7 +249,7 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 def test_rows_may_be_read_off_another_trace_of_the_same_windows(run: ModelMeasurements) -> None:
     """An estimator's point needs the trace with its estimates."""
     estimator = EntropyEstimator("topk", k=VOCABULARY)
-    trace = run.entropy_estimators.take_estimator_trace("evaluate", run.study.budget.evaluate, [estimator])
+    trace = run.entropy_estimators.take_trace_with_estimates("evaluate", run.study.budget.evaluate, [estimator])
     point = replace(run.traces.profile.point(0.05), estimator=estimator)
     table = AblationRows(run, np.random.default_rng(0))
     (full,) = table.make_point_rows([run.traces.profile.point(0.05)], {})
@@ -307,24 +307,24 @@ def test_nothing_is_timed_where_every_point_is_declined() -> None:
 
 
 @pytest.fixture(scope="module")
-def openings(run: ModelMeasurements) -> DecodedOpenings:
-    return DecodedOpenings(run.subject)
+def openings(run: ModelMeasurements) -> TeacherForcedOpenings:
+    return TeacherForcedOpenings(run.subject)
 
 
 def test_openings_are_first_tokens_of_the_evaluated_documents(
-    run: ModelMeasurements, openings: DecodedOpenings, monkeypatch: pytest.MonkeyPatch
+    run: ModelMeasurements, openings: TeacherForcedOpenings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run.subject.cut_windows("evaluate", DECODED)
     assert len(openings.texts) == min(DECODED, len(whole))
     assert [text.tokens.tolist() for text in openings.texts] == [w.tokens[:DECODED_TOKENS].tolist() for w in whole]
     monkeypatch.setattr(ablations, "DECODED", 3)
     monkeypatch.setattr(ablations, "DECODED_TOKENS", 7)
-    assert [len(text.tokens) for text in DecodedOpenings(run.subject).texts] == [7, 7, 7]
+    assert [len(text.tokens) for text in TeacherForcedOpenings(run.subject).texts] == [7, 7, 7]
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_what_can_be_replayed_is_decoded_to_the_same_row(
-    run: ModelMeasurements, openings: DecodedOpenings, schedule: str
+    run: ModelMeasurements, openings: TeacherForcedOpenings, schedule: str
 ) -> None:
     point = run.traces.profile.point(0.05, schedule)
     replayed, decoded = openings.replay_row(point), openings.decode_row(point)
@@ -336,7 +336,9 @@ def test_what_can_be_replayed_is_decoded_to_the_same_row(
         assert decoded[name] == pytest.approx(replayed[name], rel=1e-5), name  # a trace keeps float32
 
 
-def test_copies_are_decoded_and_cost_less_than_backfill(run: ModelMeasurements, openings: DecodedOpenings) -> None:
+def test_copies_are_decoded_and_cost_less_than_backfill(
+    run: ModelMeasurements, openings: TeacherForcedOpenings
+) -> None:
     copied = openings.decode_row(run.traces.profile.point(0.05, "copying"))
     eager = openings.decode_row(run.traces.profile.point(0.05, "free_eager"))
     assert copied["gross reduction %"] > eager["gross reduction %"]
@@ -348,7 +350,7 @@ def test_copies_are_decoded_and_cost_less_than_backfill(run: ModelMeasurements, 
 def test_a_decoder_that_does_not_count_saves_an_unknown_share(
     run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blind = DecodedOpenings(run.subject)
+    blind = TeacherForcedOpenings(run.subject)
     texts = blind.texts[:2]
     blind.texts, blind.trace = texts, take_trace(run.subject.stepper, texts)
     forced = ablations.teacher_force
@@ -358,12 +360,14 @@ def test_a_decoder_that_does_not_count_saves_an_unknown_share(
     assert row["mean depth"] >= PROBES[0]
 
 
-def test_a_point_that_the_decoder_declines_is_not_a_row(run: ModelMeasurements, openings: DecodedOpenings) -> None:
+def test_a_point_that_the_decoder_declines_is_not_a_row(
+    run: ModelMeasurements, openings: TeacherForcedOpenings
+) -> None:
     def declines(request: Any) -> Any:
         raise Unsupported("no copies here")
 
     refusing = ModelMeasurements(run.loaded, run.study, RunResources(declines))
-    openings = DecodedOpenings.__new__(DecodedOpenings)
+    openings = TeacherForcedOpenings.__new__(TeacherForcedOpenings)
     openings.subject, openings.texts = refusing.subject, [TokenSequence(np.arange(5))]
     openings.trace = take_trace(run.subject.stepper, openings.texts)
     with pytest.raises(Unsupported, match="no copies here"):
@@ -384,7 +388,7 @@ def named(estimated: FittedEstimators, name: str) -> EntropyEstimator:
 
 def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarray:
     """Return [tokens, probes] of an estimator before correction."""
-    trace = run.entropy_estimators.take_estimator_trace(
+    trace = run.entropy_estimators.take_trace_with_estimates(
         "evaluate", run.study.budget.evaluate, [replace(estimator, correction=())]
     )
     return run.entropy_estimators.select_probe_columns(trace.estimates[replace(estimator, correction=())])
@@ -447,17 +451,19 @@ def test_recall_is_asked_at_probes_only(run: ModelMeasurements) -> None:
         PROBES,
     )
     take_trace(run.subject.stepper, run.subject.cut_windows("evaluate", 3), observe=counted)
-    assert set(counted.recall_by_probe) == {(name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES}
+    assert set(counted.recall_by_estimator_and_probe) == {
+        (name, probe) for name in ("topk-4", LOW_RANK.name) for probe in PROBES
+    }
 
 
 @pytest.mark.parametrize("slope", [2.0, -0.5])
 def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: float) -> None:
     """Also a line that reverses the order."""
     corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
-    trace = run.entropy_estimators.take_estimator_trace("evaluate", 5, [corrected])
-    plain = run.entropy_estimators.take_estimator_trace("evaluate", 5, [EntropyEstimator("topk", k=4)])
+    trace = run.entropy_estimators.take_trace_with_estimates("evaluate", 5, [corrected])
+    plain = run.entropy_estimators.take_trace_with_estimates("evaluate", 5, [EntropyEstimator("topk", k=4)])
     expected = run.entropy_estimators.select_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
-    found = run.entropy_estimators.undo_correction(trace, corrected)
+    found = run.entropy_estimators.compute_uncorrected_estimates(trace, corrected)
     assert found.shape == (len(trace), len(PROBES))
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter
 
@@ -475,12 +481,12 @@ def test_probes_cost_their_readings_beyond_the_head_that_emits(
 ) -> None:
     """At thresholds that never fire every token reads every probe, and the last layer's head emits."""
     estimator = EntropyEstimator() if name == "full" else named(estimated, name)
-    found = estimated.compute_probe_flops(replace(NEVER, estimator=estimator))
+    found = estimated.compute_probe_flops_per_token(replace(NEVER, estimator=estimator))
     assert found == pytest.approx(PROBE_COSTS[name](run))
 
 
 def test_full_depth_has_no_probe_to_pay_for(run: ModelMeasurements, estimated: FittedEstimators) -> None:
-    assert estimated.compute_probe_flops(run.subject.full_depth_point) == 0
+    assert estimated.compute_probe_flops_per_token(run.subject.full_depth_point) == 0
 
 
 def test_estimators_larger_than_the_unembedding_are_left_out(run: ModelMeasurements) -> None:
@@ -554,11 +560,11 @@ def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasur
 
 def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: ModelMeasurements) -> None:
     profile = run.traces.calibrate_profile(features=("position",))
-    ablations.assert_tokens_per_bin(profile, len(run.traces.calibration))
+    ablations.assert_bin_counts_and_fallbacks(profile, len(run.traces.calibration))
     with pytest.raises(AssertionError, match="keeps its own"):
-        ablations.assert_tokens_per_bin(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
+        ablations.assert_bin_counts_and_fallbacks(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
     with pytest.raises(AssertionError, match="in no bin"):
-        ablations.assert_tokens_per_bin(profile, len(run.traces.calibration) + 1)
+        ablations.assert_bin_counts_and_fallbacks(profile, len(run.traces.calibration) + 1)
 
 
 def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: ModelMeasurements) -> None:
@@ -582,7 +588,8 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
         )
 
     evidence = SimpleNamespace(
-        subject=run.subject, task_scores=SimpleNamespace(replayed_task_names=list(held), measure_accuracy=at)
+        subject=run.subject,
+        task_scores=SimpleNamespace(replayed_task_names=list(held), measure_accuracy_against_full_depth=at),
     )
     shares = {"solved %": 0.9, "idle %": 0.8}
     assert ablations.accuracy_columns(evidence, NEVER) == shares | {"tasks that count": "solved"}
@@ -592,11 +599,11 @@ def test_the_curve_of_margins_names_the_tasks_that_count(run: ModelMeasurements)
 
 @pytest.mark.usefixtures("untimed")
 def test_interpolation_needs_a_layer_between_probes(run: ModelMeasurements) -> None:
-    assert ablations.find_interpolated_layers((2, 4)) == []
-    assert ablations.find_interpolated_layers((3, 6, 9)) == [7, 8]
-    notes = ablations.ablate_interpolation(run, np.random.default_rng(0)).notes
+    assert ablations.find_interpolated_exit_layers((2, 4)) == []
+    assert ablations.find_interpolated_exit_layers((3, 6, 9)) == [7, 8]
+    notes = ablations.ablate_exit_interpolation(run, np.random.default_rng(0)).notes
     assert [note.split(" leaves ")[0] for note in notes] == ["small: stride 3", "small: stride 4"]
-    off, on = shown(run, ablations.ablate_interpolation)[:2]
+    off, on = shown(run, ablations.ablate_exit_interpolation)[:2]
     assert (off["interpolation"], on["interpolation"], off["layers between"]) == ("off", "on", 0)
     assert off["mean depth"] == on["mean depth"]
 
@@ -606,10 +613,10 @@ def test_exits_to_layers_made_up_and_exits_that_go_deeper_are_refused(run: Model
         run.traces.evaluation,
         *(run.traces.calibrate_profile(probes).point(0.0) for probes in ((4,), (2, 4))),
     )
-    ablations.require_valid_interpolation(trace, fewer, more, [2])
+    ablations.require_interpolation_adds_no_depth(trace, fewer, more, [2])
     for off, on in ((fewer, more), (more, fewer)):
         with pytest.raises(AssertionError):
-            ablations.require_valid_interpolation(trace, off, on, [])
+            ablations.require_interpolation_adds_no_depth(trace, off, on, [])
 
 
 @pytest.mark.usefixtures("untimed")
@@ -660,7 +667,7 @@ def test_every_profile_is_tried_on_both_corpora(stepper: Stepper) -> None:
         [row["mean depth"] for row in found if (row["text"], row["profile"]) == ("self", profile)]
         for profile in ("self", "other")
     )
-    tried = points_at_margins(other.traces.calibrate_profile(), ablations.MARGINS_NATS)
+    tried = points_at_margins_with_exits(other.traces.calibrate_profile(), ablations.MARGINS_NATS)
     assert foreign == [
         row["mean depth"] for row in AblationRows(one, np.random.default_rng(0)).make_point_rows(tried, {})
     ]
@@ -672,5 +679,5 @@ def test_the_trend_over_profiles_needs_enough_of_them(run: ModelMeasurements) ->
     assert (row["model"], row["corpus"]) == ("small", "self")
     (note,) = ablations.tabulate_profile_flatness(run, np.random.default_rng(0)).notes
     assert note == "small: 1 profiles are no trend: EMAD-E11 needs 4"
-    dots = [ablations.measure_profile_flatness(run.traces, run.baseline_comparison, np.random.default_rng(0))] * 4
-    assert "EMAD-E11 over 4 profiles" in ablations.flatness_trend_note("small", dots)
+    dots = [ablations.measure_entropy_slope_and_gain(run.traces, run.baseline_comparison, np.random.default_rng(0))] * 4
+    assert "EMAD-E11 over 4 profiles" in ablations.flatness_gain_correlation_note("small", dots)

@@ -122,22 +122,25 @@ def test_items_are_of_evaluated_documents_alone_and_a_margin_is_chosen_on_others
         for window in run.traces.calibration_windows
     }
     assert not (judged | chosen) & calibrated
-    assert set(run.task_scores.compute_validation_drops(fixed_entropy_point(LAYERS, (2,), 1e9))) == {
+    assert set(run.task_scores.compute_validation_drop_by_task(fixed_entropy_point(LAYERS, (2,), 1e9))) == {
         CONTINUATION_CHOICE
     }
 
 
 def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     assert run.task_scores.accuracy_tasks == run.task_scores.replayed_task_names == [CONTINUATION_CHOICE]
-    assert run.task_scores.compute_guess_accuracy(CONTINUATION_CHOICE) == 0.25
-    at = run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FIRST)
+    assert run.task_scores.compute_chance_or_majority_accuracy(CONTINUATION_CHOICE) == 0.25
+    at = run.task_scores.measure_accuracy_against_full_depth(CONTINUATION_CHOICE, FIRST)
     assert at.full.has_only_independent_items, "the unit is the document"
     assert len(at.full) == COUNTS["evaluate"]
     assert at.is_above_guessing
     assert 0.4 < at.saving < 0.9
-    assert "not exercised" in run.task_scores.measure_accuracy(CONTINUATION_CHOICE, FULL).exclusion_reason
+    assert (
+        "not exercised"
+        in run.task_scores.measure_accuracy_against_full_depth(CONTINUATION_CHOICE, FULL).exclusion_reason
+    )
     assert f"{COUNTS['evaluate']} items, one per document" in run.task_scores.continuation_choice_note
-    assert len(run.task_scores.reference_sequences) == 4 * COUNTS["evaluate"], "the bridge's documents"
+    assert len(run.task_scores.replayed_task_reference_sequences) == 4 * COUNTS["evaluate"], "the bridge's documents"
 
 
 @pytest.mark.parametrize("point", [FIRST, fixed_entropy_point(LAYERS, (1, 2), 1.0)], ids=lambda point: point.name)
@@ -145,7 +148,7 @@ def test_decoded_option_by_option_it_is_what_replay_says(
     run: ModelMeasurements, monkeypatch: pytest.MonkeyPatch, point
 ) -> None:
     monkeypatch.setattr(task_scores, "DECODED_ITEMS", 12)
-    decoded = run.task_scores.decode_correctness(CONTINUATION_CHOICE, point)
+    decoded = run.task_scores.decode_full_and_adaptive_correctness(CONTINUATION_CHOICE, point)
     for found, at in zip(decoded, (FULL, point), strict=True):
         assert (
             found.values.tolist() == run.task_scores.correctness_by_item(CONTINUATION_CHOICE, at).values[:12].tolist()
@@ -189,7 +192,7 @@ def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: di
         (brief, "short', evaluate: 0 of"),
     ):
         scored = evidence(nano, folder).task_scores
-        assert scored.accuracy_tasks == scored.reference_sequences == []
+        assert scored.accuracy_tasks == scored.replayed_task_reference_sequences == []
         (reason,) = scored.unavailable_reasons.values()
         assert said in reason
         assert f"but continuation choice needs {FEWEST_DOCUMENTS}; use a larger corpus" in reason

@@ -26,10 +26,10 @@ from emad_ref.measurements.early_exits import (
     compute_flop_ratios,
     count_timed_flops,
     first_amateur_layer,
-    make_minimum_layer_tables,
-    make_rule_table,
     scale_minimum_exit_layers,
     split_flops_per_item,
+    tabulate_minimum_layers_by_task,
+    tabulate_rules_of_all_tasks,
     time_rules,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -233,7 +233,7 @@ def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_befo
     exits = tuned.early_exits
     exits.answer_by_rule("summary", "JSD", 6)
     exits.answer_by_rule("qa", "softmax", 4)  # not a minimum of the paper
-    (table,) = make_rule_table(exits).tables
+    (table,) = tabulate_rules_of_all_tasks(exits).tables
     per_task = [("full depth", LAYERS), *((rule, minimum) for minimum in MINIMA for rule in RULES)]
     assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
         (task, *each) for task in WORLD_TASKS for each in per_task
@@ -244,7 +244,7 @@ def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_befo
 
 def test_answers_have_exact_match_and_summaries_have_none(tuned: ModelMeasurements) -> None:
     exits = tuned.early_exits
-    (table,) = make_rule_table(exits).tables
+    (table,) = tabulate_rules_of_all_tasks(exits).tables
     qa, summary = (next(row for row in table.rows if row["task"] == task) for task in ("qa", "summary"))
     done = exits.answer_at_point("qa", exits.full_depth_point)
     references = [pair.answers for pair in exits.task_items.load_items("qa").pairs]
@@ -269,7 +269,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned
                 else done.exited
             )
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
-    shown = make_rule_table(exits)
+    shown = tabulate_rules_of_all_tasks(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
     (said,) = [note for note in shown.notes if note.startswith(f"{TUNED}: qa: ")]
     assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
@@ -277,7 +277,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(tuned
 
 @pytest.mark.slow  # every minimum layer under every rule
 def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(tuned: ModelMeasurements) -> None:
-    shown = make_minimum_layer_tables(tuned.early_exits)
+    shown = tabulate_minimum_layers_by_task(tuned.early_exits)
     assert [table.title for table in shown.tables] == [
         f"ablation, minimum exit layer on world:pairs, {task}" for task in WORLD_TASKS
     ]

@@ -17,16 +17,16 @@ from transformers import GenerationConfig
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.audit.log_probs import greedy_session_log_probs
-from emad_ref.claims.base import find_question
+from emad_ref.claims.base import find_question_of_claim
 from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
 from emad_ref.measurements.stated_rule import (
     EXPLAINED,
-    BlockRuns,
-    OwnRuleEvidence,
+    BlockExecutionStats,
+    OwnRuleSpeedupEvidence,
     compute_explained_speedup,
-    measure_own_rule,
+    measure_own_rule_speedup,
 )
 from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
@@ -61,7 +61,7 @@ def loaded() -> LoadedModel:
 def verdict(claim: str, loaded: LoadedModel, make: Make, dtype: str | None = None, documents: int = DOCUMENTS) -> Any:
     subject = ModelUnderTest(loaded, Study(decoder_dtype=dtype), RunResources(make))
     found = getattr(EngineAnswers(subject, documents), GATHER[claim])
-    decide = find_question(claim).decide
+    decide = find_question_of_claim(claim).decide
     assert decide is not None
     return decide(found, asked(claim, np.random.default_rng(0)))
 
@@ -278,7 +278,7 @@ def test_counters_of_an_engine_are_held_against_a_record(
     subject = ModelUnderTest(loaded, Study(), RunResources(lambda request: Counting(request, accepted)))
     found, context = EngineAnswers(subject, DOCUMENTS).acceptance, asked("ENG-5", np.random.default_rng(0))
     recorded = context.claim.thresholds | {"acceptance_1": 0.8, "acceptance_2": 0.4}
-    decide = find_question("ENG-5").decide
+    decide = find_question_of_claim("ENG-5").decide
     assert decide is not None
     decided = decide(found, replace(context, claim=replace(context.claim, thresholds=recorded)))
     assert decided.verdict == outcome
@@ -343,12 +343,12 @@ def runs_half(request: Request) -> Decoder:
     return Stating(replace(request, point=point), HALF)
 
 
-def stated(loaded: LoadedModel, make: Make, documents: int = DOCUMENTS) -> OwnRuleEvidence:
-    return measure_own_rule(ModelUnderTest(loaded, Study(), RunResources(make)), documents)
+def stated(loaded: LoadedModel, make: Make, documents: int = DOCUMENTS) -> OwnRuleSpeedupEvidence:
+    return measure_own_rule_speedup(ModelUnderTest(loaded, Study(), RunResources(make)), documents)
 
 
-def decided_legs(found: OwnRuleEvidence) -> dict[str, Any]:
-    decide = find_question("ENG-7").decide
+def decided_legs(found: OwnRuleSpeedupEvidence) -> dict[str, Any]:
+    decide = find_question_of_claim("ENG-7").decide
     assert decide is not None
     decided = decide(found, asked("ENG-7", np.random.default_rng(0)))
     return {"": decided} | {leg.name.partition(",")[0]: leg for leg in decided.legs}
@@ -365,7 +365,7 @@ def by_modules() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def half(by_modules: LoadedModel) -> OwnRuleEvidence:
+def half(by_modules: LoadedModel) -> OwnRuleSpeedupEvidence:
     return stated(by_modules, runs_half)
 
 
@@ -380,7 +380,7 @@ def test_a_stated_speed_up_that_is_none_is_falsified_by_time_and_by_blocks(
     assert legs["perplexity of emitted tokens"].estimate == 0
 
 
-def test_blocks_that_are_saved_are_seen_and_quality_that_is_lost_as_well(half: OwnRuleEvidence) -> None:
+def test_blocks_that_are_saved_are_seen_and_quality_that_is_lost_as_well(half: OwnRuleSpeedupEvidence) -> None:
     legs = decided_legs(half)
     assert legs["blocks saved"].outcome == "survived"
     assert legs["blocks saved"].estimate == pytest.approx(0.5, abs=0.03)
@@ -589,13 +589,17 @@ def test_blocks_and_heads_explain_as_much_as_they_take_at_the_rules_pace(
     A rule without head readouts has no measured pace.
     """
     two = dict.fromkeys(("lengths", "read", "passed"), np.array([48, 48]))
-    rule = BlockRuns(np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0, **two)
-    full = BlockRuns(np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0, **two)
+    rule = BlockExecutionStats(
+        np.array([40, 60]), step_s=4.0, prompt_s=1.0, heads=heads, head_s=head_s, whole_s=10.0, **two
+    )
+    full = BlockExecutionStats(
+        np.array([100, 150]), step_s=900.0, prompt_s=3.0, heads=64, head_s=19.2, whole_s=1000.0, **two
+    )
     assert compute_explained_speedup(full, rule) == pytest.approx(1 + (150 * 0.04 + 2 + explained) / 10)
     assert compute_explained_speedup(rule, rule) == 1
 
 
-def test_half_of_the_blocks_explain_the_time_they_save(half: OwnRuleEvidence) -> None:
+def test_half_of_the_blocks_explain_the_time_they_save(half: OwnRuleSpeedupEvidence) -> None:
     assert half.explained is not None
     assert 1.5 < half.explained < 2 * EXPLAINED
 

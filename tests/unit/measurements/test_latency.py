@@ -23,8 +23,8 @@ from emad_ref.measurements.latency import (
     LatencyBenchmark,
     TimingResult,
     compute_detectable_speedups,
-    has_compiled_baseline,
-    shorten_request_lengths,
+    is_compiled_baseline_tried,
+    shorten_requests_to_fit_seconds,
     split_latency,
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -50,7 +50,9 @@ def seconds(prompt: int, new: int, prefill_per_token: float, step: float) -> flo
 
 
 def shortened(prompt: int, new: int, prefill: float, step: float, arms: int = ARMS) -> tuple[int, int]:
-    return shorten_request_lengths(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
+    return shorten_requests_to_fit_seconds(
+        prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms
+    )
 
 
 def test_a_fast_model_keeps_the_budgets_request():
@@ -89,7 +91,7 @@ def test_ratios_that_decide_nothing_take_fewer_pairs_under_smoke(trained, ours, 
 
 def test_timings_become_pairs_for_intervals():
     taken = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
-    arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).seconds_by_pair()
+    arms = TimingResult(PairedTimings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).paired_seconds_by_arm()
     assert list(arms) == ["full", "adaptive"]
     ratio = estimate_total_speedup(arms["full"], arms["adaptive"])
     assert (ratio.n, ratio.noun) == (3, "pairs")
@@ -287,7 +289,7 @@ def test_blocks_left_out_are_counted_off_records(timed_evidence):
     ],
 )
 def test_compiling_is_tried_on_an_accelerator_or_where_all_is_asked_for(study, tried):
-    assert has_compiled_baseline(study) is tried
+    assert is_compiled_baseline_tried(study) is tried
 
 
 def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.claims.base import Answer, RunPlan, answer_question, find_question
+from emad_ref.claims.base import Answer, RunPlan, answer_question, find_question_of_claim
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.measurements import learned_exit
@@ -31,7 +31,7 @@ from emad_ref.screening.guarantee import excess_loss
 from emad_ref.screening.settings import ScreeningSettings
 from emad_ref.screening.traces import TooLittleText
 from emad_ref.statistics.verdicts import load_register
-from emad_ref.sweep.losses import decoded_columns, point_columns
+from emad_ref.sweep.losses import decoded_columns, replay_points_to_columns
 from emad_ref.sweep.oracle_savings import RISE_LEVELS
 from tests.random_lenses import drawn_lens
 from tests.small_measurements import small_evidence
@@ -72,7 +72,7 @@ def copied(loaded: SimpleNamespace) -> SimpleNamespace:
 
 def answered(evidence: ModelMeasurements, claim: str) -> Answer:
     docket = RunPlan(load_register(), evidence.study)
-    return answer_question(find_question(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
+    return answer_question(find_question_of_claim(claim), evidence, docket.make_context(claim, evidence.name, LAYERS))
 
 
 def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
     with pytest.raises(
         BadArgument, match=r"--emad-exit=.*some\.exit.*an exit of small.*of a model another.*emad screen"
     ):
-        evidence.require_prerequisites()
+        evidence.require_prerequisites_of_all_claims()
 
 
 def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +112,8 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
 
 def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
-    trace = evidence.exit_evaluation.evaluation_traces.trace_for(evidence.exit_evaluation.exit.point)
-    replayed = point_columns(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
+    trace = evidence.exit_evaluation.evaluation_traces.trace_for_point(evidence.exit_evaluation.exit.point)
+    replayed = replay_points_to_columns(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
     chosen = evidence.exit_evaluation.recommended_point_costs
     assert chosen is not None
     by_document = evidence.traces.sum_by_document
@@ -149,7 +149,9 @@ def test_what_tasks_lose_at_the_exits_point_stands_beside_its_verdict(tmp_path: 
     (leg,) = (
         leg for leg in verdict.legs if leg.name == f"{evidence.exit_evaluation.exit.point.name}: continuation choice"
     )
-    full, adaptive = evidence.task_scores.decode_correctness("continuation choice", evidence.exit_evaluation.exit.point)
+    full, adaptive = evidence.task_scores.decode_full_and_adaptive_correctness(
+        "continuation choice", evidence.exit_evaluation.exit.point
+    )
     assert (leg.outcome, leg.n, leg.p_falsify) == ("measured", 34, None)
     assert leg.estimate == full.values.mean() - adaptive.values.mean()
     assert leg.reason.startswith("not solved: ")
@@ -171,23 +173,23 @@ def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> Non
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
     """The documents, tokens and FLOPs of the operating-point table."""
     evidence = evidence_with(tmp_path, found_exit())
-    full, table = evidence.exit_evaluation.full_depth_in_flops, evidence.points.full_loss
+    full, table = evidence.exit_evaluation.full_depth_baseline_in_flops, evidence.points.full_loss
     expected = evidence.traces.sum_by_document(table.nll_nats).values
     np.testing.assert_allclose(full.full.nll_nats.values, expected, rtol=1e-6)
     np.testing.assert_array_equal(full.tokens.values, evidence.traces.document_lengths.values)
     np.testing.assert_array_equal(
-        evidence.exit_evaluation.full_depth_in_blocks.full.work.values, LAYERS * full.tokens.values
+        evidence.exit_evaluation.full_depth_baseline_in_blocks.full.work.values, LAYERS * full.tokens.values
     )
 
 
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
     held = evidence_with(tmp_path, found_exit()).exit_evaluation
-    tokens, full = held.full_depth_in_blocks.tokens.values.sum(), held.full_depth_in_blocks.full
+    tokens, full = held.full_depth_baseline_in_blocks.tokens.values.sum(), held.full_depth_baseline_in_blocks.full
     assert held.perplexity_rise_levels[0] == 0.01
     for curve in held.oracle_curves:
         blocks = []
         for loss in sorted(held.perplexity_rise_levels):
-            spent = held.compute_costs_at_loss(curve, loss)
+            spent = held.compute_oracle_costs_within_loss(curve, loss)
             rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
             assert rise <= loss
             blocks.append(spent.work.values.sum())

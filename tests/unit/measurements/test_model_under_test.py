@@ -103,7 +103,9 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
     run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
     monkeypatch.setattr(
-        task_scores.TaskScores, "compute_validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02})
+        task_scores.TaskScores,
+        "compute_validation_drop_by_task",
+        lambda self, p: drops.setdefault(p.name, {"recall": 0.02}),
     )
     assert run.points.selected_margin_loss is None
     assert set(drops) == {point.name for point in run.points.margin_points}
@@ -133,9 +135,9 @@ def test_only_tasks_that_count_bound_a_margin_each_by_itself(stepper) -> None:
         "idle": Told(390, 300, 0.01),
         "guessed": Told(101, 20, 0.2, guess=0.25),
     }
-    drops = run.task_scores.compute_validation_drops(run.replay_validity.shallow_point)
+    drops = run.task_scores.compute_validation_drop_by_task(run.replay_validity.shallow_point)
     assert drops == {"falls": pytest.approx(0.025), "holds": 0.0}
-    assert run.task_scores.compute_validation_drops(run.subject.full_depth_point) == {}, (
+    assert run.task_scores.compute_validation_drop_by_task(run.subject.full_depth_point) == {}, (
         "nothing is exercised at full depth"
     )
 
@@ -150,7 +152,7 @@ def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(
     monkeypatch.setattr(task_scores.world, "generate_examples", examples)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
     run.subject.budget = replace(FEW, items=500)
-    assert run.task_scores.compute_guess_accuracy("recall") == 167 / 500, (
+    assert run.task_scores.compute_chance_or_majority_accuracy("recall") == 167 / 500, (
         "validation's majority answer, on the evaluated items"
     )
     assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", task_scores.VALIDATED_ITEMS)]
@@ -162,7 +164,7 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
     made = [TaskExample("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
     monkeypatch.setattr(task_scores.world, "generate_examples", lambda *asked: made)
     monkeypatch.setattr(task_scores.world, "TASKS", {"recall": None})
-    held = run.task_scores.measure_accuracy("recall", run.replay_validity.shallow_point)
+    held = run.task_scores.measure_accuracy_against_full_depth("recall", run.replay_validity.shallow_point)
     assert len(held.full.independent_values) == len(held.adaptive.independent_values) == 3
     assert held.saving > 0.05
 

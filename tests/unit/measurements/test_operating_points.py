@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import ClaimContext, answer_question, find_question
+from emad_ref.claims.base import ClaimContext, answer_question, find_question_of_claim
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -29,7 +29,7 @@ from emad_ref.measurements.operating_points import (
     make_task_attachments,
     make_token_rows,
 )
-from emad_ref.measurements.pair_routing import make_model_turns_table
+from emad_ref.measurements.pair_routing import make_item_switching_token_table
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
@@ -54,19 +54,23 @@ def points(evidence: ModelMeasurements) -> CandidatePoints:
 
 
 def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
-    rows = make_point_rows(points, {points.selected_losses[0].point.name: (0.001, 0.002)})
-    names = [loss.point.name for loss in (points.full_loss, *points.selected_losses, *find_best_truncations(points))]
+    rows = make_point_rows(points, {points.selected_evaluation_losses[0].point.name: (0.001, 0.002)})
+    names = [
+        loss.point.name
+        for loss in (points.full_loss, *points.selected_evaluation_losses, *find_best_truncations(points))
+    ]
     assert [row["name"] for row in rows] == names
     assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
     assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
     assert all(
-        row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.selected_losses, strict=False)
+        row["net_reduction"] == loss.net_reduction
+        for row, loss in zip(rows[1:], points.selected_evaluation_losses, strict=False)
     )
     json.dumps(rows, allow_nan=False)
 
 
 def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(points: CandidatePoints):
-    saving = [loss for loss in points.selected_losses if loss.net_reduction > 0]
+    saving = [loss for loss in points.selected_evaluation_losses if loss.net_reduction > 0]
     rivals = find_best_truncations(points)
     assert rivals
     assert len(set(rivals)) == len(rivals)
@@ -81,10 +85,11 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
 def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
     rows = {row["name"]: row for row in make_point_rows(points, {})}
     assert rows["full depth"]["not_counted"] == {}, "full depth needs no saving"
-    for loss in points.selected_losses:
+    for loss in points.selected_evaluation_losses:
         said = rows[loss.point.name]["not_counted"]
         held = {
-            task: points.task_scores.measure_accuracy(task, loss.point) for task in points.task_scores.accuracy_tasks
+            task: points.task_scores.measure_accuracy_against_full_depth(task, loss.point)
+            for task in points.task_scores.accuracy_tasks
         }
         assert said == {task: at.exclusion_reason for task, at in held.items() if not at.is_counted}
         assert said, "four items of a task show nothing"
@@ -94,7 +99,7 @@ def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: CandidatePo
     notes = make_point_attachments(points, {}).notes
     assert notes[0] == judged_text_note(points)
     assert notes[0].startswith("emad-nano: perplexity on world:premise, 9 documents in 9 windows of up to 512 tokens")
-    assert len(notes) == 1 + len(points.selected_losses)
+    assert len(notes) == 1 + len(points.selected_evaluation_losses)
     assert "mean depth by position" in notes[1]
     assert depth_collapse_note(points, points.full_loss) == "emad-nano: full depth: no probes, depth is fixed"
 
@@ -117,7 +122,7 @@ def test_tasks_make_a_table_only_where_some_were_scored(points: CandidatePoints)
 
 def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence: ModelMeasurements):
     asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
-    answer = answer_question(find_question("EMAD-F1"), evidence, asked)
+    answer = answer_question(find_question_of_claim("EMAD-F1"), evidence, asked)
     by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
     judged = [row for row in answer.exhibits.points if row["interval"] is not None]
     assert judged
@@ -128,7 +133,7 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
 @pytest.fixture(scope="module")
 def explored():
     evidence = small_evidence()
-    evidence.task_scores.compute_validation_drops = lambda point: {}
+    evidence.task_scores.compute_validation_drop_by_task = lambda point: {}
     evidence.points.selected_margin_loss = None
     return evidence.points
 
@@ -256,7 +261,7 @@ def rules(*walks: SwitchedText) -> SimpleNamespace:
     model = SimpleNamespace(subject=SimpleNamespace(loaded=SimpleNamespace(tokenizer=None)))
     prompts = [Prompt(np.array([number])) for number in range(len(walks))]
     return SimpleNamespace(
-        propose_rule=lambda task: SwitchingRule(1.5, window=2, least_run=1),
+        select_rule_for_paper_saving=lambda task: SwitchingRule(1.5, window=2, least_run=1),
         answer_judged_items=lambda rule, task: SimpleNamespace(walks=walks),
         answers=SimpleNamespace(make_prompts=lambda *asked: prompts, models=SimpleNamespace(large=model)),
         format_rule_name=lambda rule: "a rule",
@@ -269,7 +274,7 @@ def walk(*model: int) -> SwitchedText:
 
 
 def test_the_text_shown_is_the_first_on_which_both_models_write():
-    (table,) = make_model_turns_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
+    (table,) = make_item_switching_token_table(rules(walk(1, 1), walk(1, 0, 1)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨1⟩", "⟨10⟩", "⟨11⟩", "⟨12⟩"]
     assert [row["model"] for row in table.rows] == ["large", "large", "small", "large"]
     assert [row["entropy, bits"] for row in table.rows] == [None, 0.0, 0.5, 1.0]
@@ -279,6 +284,6 @@ def test_the_text_shown_is_the_first_on_which_both_models_write():
 
 
 def test_a_pair_whose_models_never_take_turns_shows_its_first_text_and_one_that_writes_none_shows_nothing():
-    (table,) = make_model_turns_table(rules(walk(1, 1), walk(0)), "recall").tables
+    (table,) = make_item_switching_token_table(rules(walk(1, 1), walk(0)), "recall").tables
     assert [row["token"] for row in table.rows] == ["⟨0⟩", "⟨10⟩", "⟨11⟩"]
-    assert make_model_turns_table(rules(), "recall").tables == ()
+    assert make_item_switching_token_table(rules(), "recall").tables == ()

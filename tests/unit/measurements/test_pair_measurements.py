@@ -13,7 +13,7 @@ import torch
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.benchmark.clock import PairedTimings
 from emad_ref.benchmark.flops import flops
-from emad_ref.claims.pair_answers import gather_timed_arms
+from emad_ref.claims.pair_answers import make_timed_arms
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
@@ -34,12 +34,12 @@ from emad_ref.measurements.pair_models import DRAFT_TOKENS, make_self_speculativ
 from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
-    compute_accepted_shares,
-    make_single_model_arm,
+    compute_acceptance_rate_per_output,
+    make_decoder_arm,
     make_speculative_arm,
 )
-from emad_ref.measurements.run_resources import RunResources, make_judge_decoder
-from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, ItemCounts, Study
+from emad_ref.measurements.run_resources import RunResources, make_decoder_on_judge_model
+from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSampleSizes, Study
 from emad_ref.measurements.task_scores import GENERATED_LINE
 from emad_ref.models.generation import LOOKUP
 from emad_ref.models.geometry import geometry_of
@@ -49,12 +49,12 @@ from emad_ref.record import DECODE, DRAFT, VERIFY, Record
 from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import estimate_accuracy_drop
 from emad_ref.statistics.units import ByItem
-from emad_ref.tasks.scoring import TaskItem
+from emad_ref.tasks.scoring import EncodedTaskItem
 from emad_ref.text.documents import TaskExample
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
-FEW = ItemCounts(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
+FEW = PairSampleSizes(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
 TASK = "inventory"
 ITEMS = (TASK, "evaluate", FEW.judged)
 
@@ -64,7 +64,7 @@ def models():
     return tuple(load(name) for name in NAMES)
 
 
-def paired(small, large, make=make_judge_decoder, size=None, **study) -> PairMeasurements:
+def paired(small, large, make=make_decoder_on_judge_model, size=None, **study) -> PairMeasurements:
     return PairMeasurements(small, large, Study(**study), RunResources(make), names=NAMES, savings=SAVINGS, size=size)
 
 
@@ -209,7 +209,7 @@ def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> No
     pair.routing_rules.comparisons = {"a": compared(pair, 50, 52)}
     assert "a (0.867 against 0.833, 3.3 points better [" in pair.routing_rules.routing_unavailable_reason()
     assert "nothing to route" in pair.routing_rules.routing_unavailable_reason()
-    assert pair.routing_rules.task_unavailable_reason() == ""
+    assert pair.routing_rules.no_scorable_task_reason() == ""
 
 
 def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models) -> None:
@@ -219,7 +219,7 @@ def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models)
     assert own.corpus == TEXTS
     assert own.routing_rules.decodable_tasks == [TEXTS]
     assert "name some with --emad-tasks" in own.routing_rules.routing_unavailable_reason()
-    assert own.routing_rules.routing_unavailable_reason() == own.routing_rules.task_unavailable_reason()
+    assert own.routing_rules.routing_unavailable_reason() == own.routing_rules.no_scorable_task_reason()
 
 
 def test_share_and_saving_are_inverse(pair) -> None:
@@ -265,7 +265,7 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
         small,
     ], "the third is no corner"
     share = pair.models.large_share_at_saving(0.415)
-    found = pair.routing_rules.find_mixture_at_saving(TASK, 0.415)
+    found = pair.routing_rules.evaluate_mixture_at_saving(TASK, 0.415)
     assert found.rules == (rules[0], rules[1])
     probability = (share - 0.43) / 0.4  # from the judged items' tokens
     assert found.score.values.mean() == pytest.approx(probability * 0.9 + (1 - probability) * 0.8)
@@ -279,8 +279,8 @@ def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(ta
 
 def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
     pair, _, _ = tabled
-    assert pair.routing_rules.find_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) + 0.01) is None
-    assert pair.routing_rules.find_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) - 0.01).rules[
+    assert pair.routing_rules.evaluate_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) + 0.01) is None
+    assert pair.routing_rules.evaluate_mixture_at_saving(TASK, pair.models.compute_paper_saving(0.0) - 0.01).rules[
         1
     ] == pair.answers.make_single_model_rule(SMALL)
 
@@ -290,7 +290,7 @@ def test_one_rule_is_put_forward_and_it_switches(tabled, saving, chosen) -> None
     """The best of those that save enough; otherwise the cheapest, but never a single model."""
     pair, rules, _ = tabled
     pair.routing_rules.savings = (saving,)
-    assert pair.routing_rules.propose_rule(TASK) == rules[chosen]
+    assert pair.routing_rules.select_rule_for_paper_saving(TASK) == rules[chosen]
 
 
 @pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.415, 1), (0.67, 2), (0.9, 2)])
@@ -348,7 +348,9 @@ def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bund
     records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
     assert [walk.tokens.tolist() for walk in never.walks] == emitted
-    assert all(np.concatenate(bundled.answers.make_large_choice_masks(never, *ITEMS))), "greedy choices are its own"
+    assert all(np.concatenate(bundled.answers.make_large_greedy_choice_masks(never, *ITEMS))), (
+        "greedy choices are its own"
+    )
     # the timed path reads a prompt whole, with masked keys, a session its last position apart: p² or p² − p + 1
     assert never.flops == pytest.approx(bundled.models.compute_flops_per_decoding(records).sum(), rel=0.002)
 
@@ -374,7 +376,7 @@ def test_another_models_token_is_no_agreement(bundled) -> None:
         tokens[2] = (tokens[2] + 1) % 500
         wrong.append(replace(walk, tokens=tokens))
     honest, forged = (
-        bundled.answers.make_large_choice_masks(replace(written, walks=tuple(walks)), *ITEMS)
+        bundled.answers.make_large_greedy_choice_masks(replace(written, walks=tuple(walks)), *ITEMS)
         for walks in (written.walks, wrong)
     )
     assert [agrees[2] for agrees in forged] == [False] * FEW.judged
@@ -385,7 +387,7 @@ def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundl
     found, alone = bundled.answers.answer_by_speculation(*ITEMS), bundled.answers.answer_by_one_model(LARGE, *ITEMS)
     assert found.right.values.tolist() == alone.right.values.tolist()
     assert 0 < found.large_share < 1
-    shared = bundled.answers.answer_by_gated_speculation(DRAFT_TOKENS, None, *ITEMS)
+    shared = bundled.answers.answer_by_speculation_without_flops(DRAFT_TOKENS, None, *ITEMS)
     assert shared.by_large.tolist() == found.by_large.tolist()
     assert shared.right.values.tolist() == found.right.values.tolist()
     assert shared.flops is None, "tokens read from shared texts executed nothing"
@@ -422,11 +424,11 @@ def test_acceptance_is_of_all_runs_together(bundled) -> None:
 def refusing(request):
     if request.point.schedule == "free_deferred":
         raise Unsupported("depth never rises here")
-    return make_judge_decoder(request)
+    return make_decoder_on_judge_model(request)
 
 
 def shallow_only(request):
-    decoder = make_judge_decoder(request)
+    decoder = make_decoder_on_judge_model(request)
     decoder.capabilities = replace(decoder.capabilities, deepens=False)
     return decoder
 
@@ -442,7 +444,7 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
         pair.answers.answer_by_self_speculation(4, *ITEMS)
 
 
-@pytest.mark.parametrize(("make", "more"), [(make_judge_decoder, {"self-speculative"}), (refusing, set())])
+@pytest.mark.parametrize(("make", "more"), [(make_decoder_on_judge_model, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
     pair.routing_rules.comparisons = {TASK: worth(0.0, False)}
@@ -476,15 +478,15 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
     bundled.routing_rules.comparisons = {TASK: worth()}
     with bundled.models.open_partners() as (small, large):
         timed = bundled.latency.time_arms(
-            {"large": make_single_model_arm(large.decoder), "speculative": make_speculative_arm(small, large)}, 2
+            {"large": make_decoder_arm(large.decoder), "speculative": make_speculative_arm(small, large)}, 2
         )
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
     for one, other in zip(timed.outputs["large"], timed.outputs["speculative"], strict=True):
         assert len(one.emitted[0]) == bundled.latency.n_new_tokens
         assert one.emitted[0].tolist() == other.record.emitted[0].tolist()
     assert len(bundled.models.compute_flops_per_decoding(timed.outputs["speculative"])) == 2
-    assert compute_accepted_shares(timed, "large") == []
-    assert compute_accepted_shares(timed, "speculative") == [
+    assert compute_acceptance_rate_per_output(timed, "large") == []
+    assert compute_acceptance_rate_per_output(timed, "speculative") == [
         done.acceptance_rate for done in timed.outputs["speculative"]
     ]
 
@@ -505,7 +507,7 @@ class OneTokenOff:
 
 @pytest.mark.parametrize(
     ("liar", "said"),
-    [("make_speculative_arm", "row 0, new token .* no tie excuses it"), ("make_single_model_arm", "EMAD, row 0")],
+    [("make_speculative_arm", "row 0, new token .* no tie excuses it"), ("make_decoder_arm", "EMAD, row 0")],
 )
 def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
     honest = getattr(pair_timing, liar)
@@ -518,7 +520,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
         arm = honest(decoder, *more)
         emad.append(arm)
         return (
-            arm if liar == "make_single_model_arm" and len(emad) == 1 else OneTokenOff(arm)
+            arm if liar == "make_decoder_arm" and len(emad) == 1 else OneTokenOff(arm)
         )  # only the first one is the large model
 
     monkeypatch.setattr(pair_timing, liar, lies)
@@ -530,10 +532,10 @@ def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_larg
     bundled.routing_rules.comparisons = {TASK: worth()}
     with bundled.models.open_partners() as (_, large):
         timed = bundled.latency.time_arms(
-            {"large": make_single_model_arm(large.decoder), **bundled.latency.transformers_arms.arms}, 1
+            {"large": make_decoder_arm(large.decoder), **bundled.latency.transformers_arms.arms}, 1
         )
     assert {name: len(timed.audited_decodings(name)) for name in timed.outputs} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
-    made = gather_timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
+    made = make_timed_arms(bundled, timed, ("large", *TRANSFORMERS_NAMES))
     assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
     bundled.latency.require_lossless(timed, large.decoder.capabilities)
     for name in TRANSFORMERS_NAMES:
@@ -565,9 +567,7 @@ def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
         whole = large.decoder.generate(bundled.latency.make_prompts(1), bundled.latency.n_new_tokens, frozenset())
         early = replace(whole, emitted=[whole.emitted[0][:-1]])
         with pytest.raises(AuditRefutedError, match="short, request 0"):
-            bundled.latency.time_arms(
-                {"large": make_single_model_arm(large.decoder), "short": lambda prompt, new: early}, 1
-            )
+            bundled.latency.time_arms({"large": make_decoder_arm(large.decoder), "short": lambda prompt, new: early}, 1)
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
@@ -614,9 +614,9 @@ def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
 # ------------------------------------------------------------ scores
 
 
-def item(scoring: str, answer: str, **more) -> TaskItem:
+def item(scoring: str, answer: str, **more) -> EncodedTaskItem:
     example = TaskExample("t", more.pop("prompt", "p"), answer, scoring, **more)
-    return TaskItem(example, np.array([1]), (np.arange(3), np.arange(5)))
+    return EncodedTaskItem(example, np.array([1]), (np.arange(3), np.arange(5)))
 
 
 def test_an_answer_counts_by_its_beginning_and_a_program_by_running() -> None:
@@ -654,7 +654,7 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (make_judge_decoder, ""),
+        (make_decoder_on_judge_model, ""),
         # test_self_speculation_is_timed_beside_the_rivals_where_it_can_be has one that refuses
         pytest.param(refusing, "depth never rises here", marks=pytest.mark.slow),
     ],
@@ -664,7 +664,7 @@ def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reas
     pair.routing_rules.comparisons = {TASK: worth()}
     for name, few in (("TRIED_WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
         monkeypatch.setattr(pair_module, name, few)
-    shown = pair_module.make_cost_score_tables(pair)
+    shown = pair_module.make_cost_score_table(pair)
     (table,) = shown.tables
     assert table.title == f"{pair_module.TITLE}, {TASK}"
     rows = {row["decoding"]: row for row in table.rows}

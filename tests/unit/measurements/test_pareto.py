@@ -18,12 +18,12 @@ from emad_ref.measurements import pareto
 from emad_ref.measurements.pareto import (
     WINDOWS,
     BaselineComparison,
+    EntropySlopeAndMarginGain,
     FamilyComparison,
-    ProfileFlatness,
-    compute_flatness_trend,
+    correlate_entropy_slope_with_gain,
     make_confidence_comparison,
-    measure_margin_gain,
-    measure_profile_flatness,
+    measure_best_margin_gain,
+    measure_entropy_slope_and_gain,
     sort_by_saving_and_rise,
 )
 from emad_ref.measurements.study import BUDGETS
@@ -34,7 +34,7 @@ from emad_ref.point import full_depth
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.rates import estimate_entropy_slope
 from emad_ref.sweep import losses
-from emad_ref.sweep.front import lower_hull_corners
+from emad_ref.sweep.front import mark_lower_hull_corners
 from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
 from emad_ref.sweep.losses import point_losses
 from tests.handmade_traces import window_trace
@@ -138,7 +138,7 @@ def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibr
 ) -> None:
     *_, (name, points) = sweeps.points_by_family.items()
     assert name == "top-2 gap, quantile"
-    column = trace_of(0).signal_column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
+    column = trace_of(0).signal_at_every_layer("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
     assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last point every token exits"
 
 
@@ -149,7 +149,7 @@ def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> 
 
 
 def test_a_family_is_by_document_and_starts_at_full_depth(run: SimpleNamespace, sweeps: BaselineComparison) -> None:
-    emad, geometry = sweeps.make_family(EMAD_FAMILY), run.subject.loaded.geometry
+    emad, geometry = sweeps.replay_point_family_by_document(EMAD_FAMILY), run.subject.loaded.geometry
     assert emad.names == ("full depth", *(point.name for point in sweeps.points_by_family[EMAD_FAMILY]))
     for split, trace in ((emad.validation, run.validation), (emad.evaluation, run.evaluation)):
         assert len(split.tokens) == SEQUENCES // 2
@@ -166,15 +166,15 @@ def test_points_are_chosen_on_validation_and_judged_on_evaluation(
 ) -> None:
     point = run.profile.point(0.0)
     (chosen,) = [
-        row for row in sweeps.compute_validation_losses(EMAD_FAMILY) if row.point.thresholds == point.thresholds
+        row for row in sweeps.compute_validation_point_losses(EMAD_FAMILY) if row.point.thresholds == point.thresholds
     ]
     (judged,) = point_losses(run.evaluation, run.subject.loaded.geometry, [point])
     assert chosen.perplexity == point_losses(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
-    assert sweeps.compute_evaluation_loss(point).perplexity == judged.perplexity != chosen.perplexity
-    emad = sweeps.make_family(EMAD_FAMILY)
+    assert sweeps.compute_evaluation_point_loss(point).perplexity == judged.perplexity != chosen.perplexity
+    emad = sweeps.replay_point_family_by_document(EMAD_FAMILY)
     assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
     savings, losses = emad.validation.loss_table.savings_and_losses
-    assert emad.front.corners.tolist() == lower_hull_corners(savings[None], losses[None])[0].tolist()
+    assert emad.front.corners.tolist() == mark_lower_hull_corners(savings[None], losses[None])[0].tolist()
 
 
 def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +186,11 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pareto, "point_losses", counted)
     fresh, point = BaselineComparison(traces(profile, model())), profile.point(0.0)
-    assert fresh.compute_evaluation_loss(point) is fresh.compute_evaluation_loss(point)
+    assert fresh.compute_evaluation_point_loss(point) is fresh.compute_evaluation_point_loss(point)
     assert asked == [[point]]
-    assert fresh.confidence_rules.compute_evaluation_loss(point) is fresh.confidence_rules.compute_evaluation_loss(
+    assert fresh.confidence_rule_comparison.compute_evaluation_point_loss(
         point
-    )
+    ) is fresh.confidence_rule_comparison.compute_evaluation_point_loss(point)
     assert asked == [[point]] * 2, "the loss differs on other text"
 
 
@@ -201,7 +201,7 @@ def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: Basel
     at = list(sweeps.points_by_family[EMAD_FAMILY]).index(
         next(p for p in sweeps.points_by_family[EMAD_FAMILY] if p.thresholds == point.thresholds)
     )
-    whole = sweeps.make_family(EMAD_FAMILY).evaluation
+    whole = sweeps.replay_point_family_by_document(EMAD_FAMILY).evaluation
     assert mine.evaluation.loss.values[:, 1].tolist() == whole.loss.values[:, 1 + at].tolist()
     assert mine.evaluation.flops.values[:, 1].tolist() == whole.flops.values[:, 1 + at].tolist()
 
@@ -214,7 +214,9 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineCompa
     by_saving: dict[float, list[str]] = {}
     for row in rows:
         by_saving.setdefault(row["net reduction %"], []).append(row["family"])
-    reached = {name: sweeps.make_family(name).largest_validation_saving for name in sweeps.points_by_family}
+    reached = {
+        name: sweeps.replay_point_family_by_document(name).largest_validation_saving for name in sweeps.points_by_family
+    }
     assert len(by_saving) == 4
     for level, (saving, named) in zip((0.15, 0.30, 0.45, 0.60), sorted(by_saving.items()), strict=True):
         assert saving <= level
@@ -222,7 +224,7 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: BaselineCompa
 
 
 def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweeps: BaselineComparison) -> None:
-    promised = {name: sweeps.make_family(name) for name in sweeps.points_by_family}
+    promised = {name: sweeps.replay_point_family_by_document(name) for name in sweeps.points_by_family}
     short = {
         name: family
         for name, family in promised.items()
@@ -239,13 +241,14 @@ def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweep
 
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: BaselineComparison) -> None:
     (row,) = [row for row in sweeps.make_pareto_rows(0, (0.30,)) if row["family"] == "fixed truncation"]
-    front = sweeps.make_family("fixed truncation").front
-    found = sweeps.compute_family_columns("fixed truncation", "evaluate")
-    mixed = front.mix_per_draw(row["net reduction %"])
+    front = sweeps.replay_point_family_by_document("fixed truncation").front
+    found = sweeps.compute_window_losses_and_flops("fixed truncation", "evaluate")
+    mixed = front.mix_corners_to_saving(row["net reduction %"])
     assert row["point"] == front.describe_mixture(mixed)
     assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
     nll, depth = (
-        mixed.expectation(values.sum(axis=0))[0] / (SEQUENCES * LENGTH) for values in (found.nll_nats, found.depth)
+        mixed.expectation_of_point_values(values.sum(axis=0))[0] / (SEQUENCES * LENGTH)
+        for values in (found.nll_nats, found.depth)
     )
     assert (row["perplexity"], row["mean depth"]) == (pytest.approx(np.exp(nll)), pytest.approx(depth))
 
@@ -292,7 +295,7 @@ def test_rows_rank_by_saving_then_rise_and_without_one_by_accuracy() -> None:
 
 
 def test_early_exits_stand_with_emad_on_the_same_windows_and_not_beside_more_text(sweeps: BaselineComparison) -> None:
-    rules = sweeps.confidence_rules
+    rules = sweeps.confidence_rule_comparison
     rows = rules.make_pareto_rows(0, (0.15, 0.30))
     assert set(rules.points_by_family) == {EMAD_FAMILY, *(f"early exit: {name}" for name in pareto.CONFIDENCES)}
     assert {row["family"] for row in rows} >= {"early exit: softmax", "early exit: saturation"}
@@ -324,11 +327,16 @@ def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(
 
 
 def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sweeps: BaselineComparison) -> None:
-    rules = sweeps.confidence_rules
-    assert rules.choose_criterion("early exit: softmax") == rules.choose_criterion(EMAD_FAMILY) == "perplexity"
+    rules = sweeps.confidence_rule_comparison
+    assert (
+        rules.choose_quality_metric("early exit: softmax") == rules.choose_quality_metric(EMAD_FAMILY) == "perplexity"
+    )
     pruned = "early exit: softmax, fixed"
-    assert rules.choose_criterion(pruned) == "accuracy"
-    chosen, found = rules.make_family(pruned, "accuracy"), rules.compute_family_columns(pruned, "validate")
+    assert rules.choose_quality_metric(pruned) == "accuracy"
+    chosen, found = (
+        rules.replay_point_family_by_document(pruned, "accuracy"),
+        rules.compute_window_losses_and_flops(pruned, "validate"),
+    )
     assert chosen.validation.loss.values[0].tolist() == found.wrong[:2].sum(axis=0).tolist()
     assert np.isfinite(found.nll_nats[:, 0]).all(), "full depth prunes nothing"
 
@@ -336,16 +344,16 @@ def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sw
 def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_the_first_evaluated(
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
-    rules = sweeps.confidence_rules
+    rules = sweeps.confidence_rule_comparison
     points = rules.points_by_family["early exit: JSD"]
     for split, found in (("validate", rules.validation_trace), ("evaluate", rules.evaluation_trace)):
         first = text(split, SEQUENCES)[: FIRST[split]]
         assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
     mine = take_trace(run.subject.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
     (expected,) = point_losses(mine, run.subject.loaded.geometry, [points[-1]])
-    assert rules.compute_evaluation_loss(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
-    assert rules.compute_evaluation_loss(full_depth(LAYERS)).perplexity_rise == 0.0
-    assert rules.compute_validation_losses("early exit: JSD")[-1].nll_nats.shape == (2,)
+    assert rules.compute_evaluation_point_loss(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
+    assert rules.compute_evaluation_point_loss(full_depth(LAYERS)).perplexity_rise == 0.0
+    assert rules.compute_validation_point_losses("early exit: JSD")[-1].nll_nats.shape == (2,)
 
 
 def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
@@ -353,7 +361,7 @@ def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
     assert set(found.refused) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
     assert all("do not prune it" in reason for reason in found.refused.values())
     assert "early exit: JSD, adaptive" in found.points_by_family
-    assert found.compute_validation_losses("early exit: softmax")
+    assert found.compute_validation_point_losses("early exit: softmax")
 
 
 def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
@@ -373,7 +381,7 @@ def test_tables_are_shown_with_their_figures_and_say_why_a_perplexity_is_missing
     ]
     assert [table.rows for table in shown.tables] == [
         sweeps.make_pareto_rows(0),
-        sweeps.confidence_rules.make_pareto_rows(0),
+        sweeps.confidence_rule_comparison.make_pareto_rows(0),
     ]
     assert shown.notes == ("small: no perplexity: a pruned vocabulary lost a next token, and it is infinite",)
 
@@ -382,7 +390,7 @@ def test_rules_without_room_are_named_in_notes(profile: Profile) -> None:
     small = BaselineComparison(traces(profile, model(SMALLEST)))
     notes = small.make_pareto_tables().notes
     assert [note.split(" is not on the Pareto table: ")[0] for note in notes[:4]] == [
-        f"small: early exit: {name}" for name in small.confidence_rules.refused
+        f"small: early exit: {name}" for name in small.confidence_rule_comparison.refused
     ]
 
 
@@ -395,30 +403,30 @@ def test_where_nothing_saves_enough_a_note_takes_the_tables_place(
     assert shown.notes == ("small: no point of any sweep saves 15 % of FLOPs net",)
 
 
-def dot(slope: float, gain: float) -> ProfileFlatness:
+def dot(slope: float, gain: float) -> EntropySlopeAndMarginGain:
     estimate = Estimate(slope, slope, slope, 30, 0.0, 0.0, "nats per layer", "", "documents")
-    return ProfileFlatness("model", "corpus", estimate, "m=0.00", gain)
+    return EntropySlopeAndMarginGain("model", "corpus", estimate, "m=0.00", gain)
 
 
 def test_steeper_profiles_that_gain_more_rise_together() -> None:
-    rho, p = compute_flatness_trend([dot(-0.1 * n, 0.05 * n) for n in range(1, 7)])
+    rho, p = correlate_entropy_slope_with_gain([dot(-0.1 * n, 0.05 * n) for n in range(1, 7)])
     assert rho == pytest.approx(1.0)
     assert p == pytest.approx(2 / math.factorial(6))  # the one order and its reverse, of 720
 
 
 def test_flatter_profiles_that_gain_more_contradict_the_paper() -> None:
-    assert compute_flatness_trend([dot(-0.1 * n, -0.05 * n) for n in range(1, 6)])[0] == pytest.approx(-1.0)
+    assert correlate_entropy_slope_with_gain([dot(-0.1 * n, -0.05 * n) for n in range(1, 6)])[0] == pytest.approx(-1.0)
 
 
 def test_equal_gains_have_no_order() -> None:
-    rho, p = compute_flatness_trend([dot(-0.1 * n, 0.0) for n in range(1, 7)])
+    rho, p = correlate_entropy_slope_with_gain([dot(-0.1 * n, 0.0) for n in range(1, 7)])
     assert math.isnan(rho)
     assert p == 1.0
 
 
 def test_three_profiles_are_no_trend() -> None:
     with pytest.raises(BadArgument, match="at least 4"):
-        compute_flatness_trend([dot(-0.1, 0.1), dot(-0.2, 0.2), dot(-0.3, 0.3)])
+        correlate_entropy_slope_with_gain([dot(-0.1, 0.1), dot(-0.2, 0.2), dot(-0.3, 0.3)])
 
 
 def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
@@ -435,9 +443,9 @@ def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
     ]  # fmt: skip
     saved = {id(row.point): row.net_reduction for row in sweep}
     return SimpleNamespace(
-        compute_validation_losses=lambda family: {EMAD_FAMILY: sweep}[family],
-        full_depth_validation_loss=SimpleNamespace(perplexity=4.0),
-        compute_evaluation_loss=lambda point: SimpleNamespace(
+        compute_validation_point_losses=lambda family: {EMAD_FAMILY: sweep}[family],
+        full_depth_validation_point_loss=SimpleNamespace(perplexity=4.0),
+        compute_evaluation_point_loss=lambda point: SimpleNamespace(
             net_reduction=saved[id(point)] - 0.1, perplexity_rise=0.5
         ),
     )
@@ -445,20 +453,20 @@ def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
 
 def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_on_evaluation() -> None:
     deep, right, shallow = ("m=0.9", 5.0, 0.0, 0.1), ("m=0.5", 4.0, 0.005, 0.3), ("m=0.1", 3.0, 0.05, 0.5)
-    gained = measure_margin_gain(margins(deep, right, shallow))
+    gained = measure_best_margin_gain(margins(deep, right, shallow))
     assert gained == ("m=0.5", pytest.approx(0.2), 0.5)
-    assert measure_margin_gain(margins(shallow)) == ("no margin", 0.0, 0.0)
-    assert measure_margin_gain(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0, 0.0), (
+    assert measure_best_margin_gain(margins(shallow)) == ("no margin", 0.0, 0.0)
+    assert measure_best_margin_gain(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0, 0.0), (
         "probes that never fire cost"
     )
 
 
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
-    found = measure_profile_flatness(evidence.traces, evidence.baseline_comparison, np.random.default_rng(3))
+    found = measure_entropy_slope_and_gain(evidence.traces, evidence.baseline_comparison, np.random.default_rng(3))
     traces = evidence.traces
     expected = estimate_entropy_slope(*traces.entropy_sums, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")
-    gained = measure_margin_gain(evidence.baseline_comparison)
+    gained = measure_best_margin_gain(evidence.baseline_comparison)
     assert (found.point, found.gain) == gained[:2]

@@ -25,7 +25,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
-    time_pair_in_subprocess,
+    time_pair_as_subprocess_task,
 )
 from emad_ref.measurements.process_replicates import (
     ProcessReplicates,
@@ -33,9 +33,9 @@ from emad_ref.measurements.process_replicates import (
     join_timings,
     run_in_subprocess,
     run_task_file,
-    time_in_subprocess,
+    time_model_as_subprocess_task,
 )
-from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_judge_decoder
+from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
 from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.generation import LOOKUP
 from emad_ref.models.loading import load
@@ -97,7 +97,7 @@ def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
         assert {len(column) for column in found.seconds.values()} == {PAIRS}
         assert all((column > 0).all() for column in found.seconds.values())
         assert found.process.tolist() == [0, 0, 0, 1, 1, 2, 2]
-        assert found.seconds_by_pair()["full"].process_count == PROCESSES
+        assert found.paired_seconds_by_arm()["full"].process_count == PROCESSES
         assert [len(prompts) for prompts in found.prompts] == [rows] * PAIRS
         assert {len(done) for done in found.outputs.values()} == {PAIRS}
         assert len(found.timings.first) == PAIRS
@@ -181,7 +181,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     )
     monkeypatch.setattr("emad_ref.measurements.process_replicates.join_timings", lambda parts: None)
     with pytest.raises(KeyError):
-        ProcessReplicates(SubprocessRunner(Here()), made.subject).time_over_processes(
+        ProcessReplicates(SubprocessRunner(Here()), made.subject).time_batch_sizes_over_processes(
             made.latency,
             partial(LatencyBenchmark.time_point, point=point_of(made)),
             (),
@@ -222,7 +222,7 @@ def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_o
 def test_drafts_are_timed_in_processes_too():
     made = evidence(RunResources(runner=SubprocessRunner(Here())), replace(BUDGET, pairs=4, processes=2))
     lens = attached(made.subject.stepper, [2], scale=0.0)
-    timed = made.latency.time_by_batch_size(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
+    timed = made.latency.run_timing_by_batch_size(partial(time_self_speculation, drafting=Drafting(2, 3, lens=lens)))
     assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP}
     assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
     for found in timed.values():
@@ -249,7 +249,7 @@ def test_a_model_that_has_changed_is_refused(divided):
     race = partial(LatencyBenchmark.time_point, point=point_of(made))
     given = {"study": made.study, "race": race, "shape": SHAPE, "attached": {}, "requests": {}}
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
-        time_in_subprocess(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
+        time_model_as_subprocess_task(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
 
 
 def test_shares_that_timed_other_arms_are_not_put_together(divided):
@@ -342,13 +342,13 @@ RULE = SwitchingRule(0.5, 2, 1, SMALL)
 PAIR_BUDGET = replace(BUDGETS["smoke"], pairs=PAIR_REQUESTS, processes=PAIR_PROCESSES)
 
 
-def pair_of(here: Here | None, make=make_judge_decoder, budget=PAIR_BUDGET) -> PairMeasurements:
+def pair_of(here: Here | None, make=make_decoder_on_judge_model, budget=PAIR_BUDGET) -> PairMeasurements:
     afresh = SubprocessRunner(here) if here else SubprocessRunner(without="no runner here")
     made = PairMeasurements(
         *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
     )
     made.routing_rules.comparisons = {TASK: SimpleNamespace(gap=SimpleNamespace(value=0.5), is_worth_routing=True)}
-    made.latency.timed_rule, made.latency.n_new_tokens = RULE, NEW
+    made.latency.timed_switching_rule, made.latency.n_new_tokens = RULE, NEW
     return made
 
 
@@ -385,8 +385,10 @@ def test_together_the_shares_of_a_pair_are_the_requests_of_one_process(divided_p
     prompts = [prompt.tokens.tolist() for prompt in alone.latency.make_prompts(PAIR_REQUESTS + WARM_UP)[WARM_UP:]]
     for found in (timed, whole):
         assert [prompt.tokens.tolist() for (prompt,) in found.prompts] == prompts
-    for arm, each in timed.emitted_token_ids().items():
-        assert [rows[0].tolist() for rows in each] == [rows[0].tolist() for rows in whole.emitted_token_ids()[arm]]
+    for arm, each in timed.emitted_token_ids_by_arm().items():
+        assert [rows[0].tolist() for rows in each] == [
+            rows[0].tolist() for rows in whole.emitted_token_ids_by_arm()[arm]
+        ]
     spent = [
         made.models.compute_flops_per_decoding(found.audited_decodings("EAD")).tolist()
         for made, found in ((alone, timed), (alone, whole))
@@ -407,7 +409,7 @@ def test_what_a_decoder_of_a_pair_declines_is_declined_here_and_no_process_is_st
     def make(request):
         if request.point.probes:
             raise Unsupported("full depth alone")
-        return make_judge_decoder(request)
+        return make_decoder_on_judge_model(request)
 
     here = Here()
     made = pair_of(here, make)
@@ -420,4 +422,4 @@ def test_models_that_have_changed_are_refused(divided_pair):
     made, _, _ = divided_pair
     given = {"study": made.study, "size": made.size, "factory": None, "attached": ({}, {}), "requests": None}
     with pytest.raises(FingerprintMismatch, match="emad-nano \\+ emad-tiny are not the models any more"):
-        time_pair_in_subprocess(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)
+        time_pair_as_subprocess_task(RunResources(), names=NAMES, fingerprint="f" * 64, new=NEW, **given)

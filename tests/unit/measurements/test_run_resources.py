@@ -22,7 +22,7 @@ from emad_ref.measurements.run_resources import (
     RunResources,
     copy_model,
     get_judge_model,
-    make_judge_decoder,
+    make_decoder_on_judge_model,
     make_reference_decoder,
 )
 from emad_ref.measurements.study import BUDGETS, Study
@@ -30,7 +30,7 @@ from emad_ref.models import snapshots
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.model_spec import FingerprintMismatch, find_saved_folder
+from emad_ref.models.model_spec import FingerprintMismatch, find_safetensors_source_folder
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
@@ -101,7 +101,7 @@ def test_files_that_changed_in_between_are_an_error(nano):
 
 def test_a_model_made_in_memory_is_copied_there(nano):
     int8 = int8_copy(nano)
-    subject = ModelMeasurements(nano, STUDY, RunResources()).for_loaded_model(int8).subject
+    subject = ModelMeasurements(nano, STUDY, RunResources()).for_model_copy_in_memory(int8).subject
     copy = subject.isolation.ref.load()
     assert copy.model is not int8.model
     assert copy.fingerprint == int8.fingerprint
@@ -128,7 +128,7 @@ def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
     layers = nano.stepper.layers
     point = OperatingPoint("p", "fixed_entropy", layers, layers, (1,), ((9.0,),), lens=digest)
     subject = ModelUnderTest(nano, STUDY, RunResources(make_reference_decoder))
-    ours_too = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
+    ours_too = ModelUnderTest(nano, STUDY, RunResources(make_decoder_on_judge_model))
     (prompt,) = subject.make_equal_prompts(1, 4)
     emitted = []
     for each in (subject, ours_too):
@@ -143,7 +143,7 @@ def test_a_subject_that_shares_the_model_shares_the_copy():
 
 
 def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
-    subject = ModelUnderTest(nano, STUDY, RunResources(make_judge_decoder))
+    subject = ModelUnderTest(nano, STUDY, RunResources(make_decoder_on_judge_model))
     with subject.open_decoder(subject.full_depth_point) as decoder:
         assert isinstance(decoder, WalkedDecoder)
         assert decoder.stepper is nano.stepper
@@ -169,9 +169,9 @@ def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch)
     large, theirs, more = (
         ModelUnderTest(nano, study, RunResources(make))
         for study, make in (
-            (STUDY, make_judge_decoder),
+            (STUDY, make_decoder_on_judge_model),
             (STUDY, make_reference_decoder),
-            (dataclasses.replace(STUDY, budget=BUDGETS["standard"]), make_judge_decoder),
+            (dataclasses.replace(STUDY, budget=BUDGETS["standard"]), make_decoder_on_judge_model),
         )
     )
     assert (large.audit_share, theirs.audit_share, more.audit_share) == (0.25, 1, 1)
@@ -196,7 +196,7 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
     """A request has a name and access to the copy only."""
     subject = ModelUnderTest(
-        nano, STUDY, RunResources(lambda request: held.append(request) or make_judge_decoder(request))
+        nano, STUDY, RunResources(lambda request: held.append(request) or make_decoder_on_judge_model(request))
     )
     held: list[Request] = []
     decoded(subject)
@@ -335,7 +335,7 @@ def test_many_differences_are_counted():
 
 def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
     request = Request(ModelRef("emad-nano", lambda: nano), ModelUnderTest(nano, STUDY, RunResources()).full_depth_point)
-    assert make_judge_decoder(request).stepper is make_reference_decoder(request).stepper is nano.stepper
+    assert make_decoder_on_judge_model(request).stepper is make_reference_decoder(request).stepper is nano.stepper
 
 
 def told_of(distant, asked, loaded):
@@ -361,7 +361,7 @@ def test_a_bundled_model_lies_where_it_is():
 def test_a_folder_is_named_absolutely(tmp_path, monkeypatch):
     load("random:emad-nano").model.save_pretrained(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    assert find_saved_folder(load("mine")) == tmp_path / "mine"
+    assert find_safetensors_source_folder(load("mine")) == tmp_path / "mine"
     monkeypatch.chdir("/")
 
 
@@ -389,7 +389,7 @@ def test_a_checkpoint_of_another_format_is_saved_again(tmp_path):
     loaded = load("random:emad-nano")
     loaded.model.config.save_pretrained(tmp_path)
     torch.save(loaded.model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert find_saved_folder(load(str(tmp_path))) is None
+    assert find_safetensors_source_folder(load(str(tmp_path))) is None
 
 
 def test_every_part_of_a_request_reaches_our_decoder() -> None:

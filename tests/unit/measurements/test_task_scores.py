@@ -81,18 +81,18 @@ def test_guessing_gets_one_option_in_so_many_or_the_most_frequent_answer(
     made: Make, tmp_path: Path, data: Path
 ) -> None:
     """The folder's two questions have two and three options; their answers are at different places."""
-    assert made("arc_easy", limit=1).task_scores.compute_guess_accuracy("arc_easy") == 1.0, (
+    assert made("arc_easy", limit=1).task_scores.compute_chance_or_majority_accuracy("arc_easy") == 1.0, (
         "one question: its answer is the most frequent"
     )
     rows = [{"question": f"{n}?", "answer": f"It is so. #### {number}"} for n, number in enumerate([7, 7, 3, 4, 1000])]
     write(tmp_path / "gsm8k/train.jsonl", rows)
     write(tmp_path / "gsm8k/test.jsonl", rows)
-    assert made("gsm8k", data=tmp_path).task_scores.compute_guess_accuracy("gsm8k") == 0.4
+    assert made("gsm8k", data=tmp_path).task_scores.compute_chance_or_majority_accuracy("gsm8k") == 0.4
 
 
 def test_the_worlds_own_tasks_say_what_a_guess_from_their_input_gets(made: Make) -> None:
     """Published under lm-eval's name as well: of answers that are all different, the own one is the most frequent."""
-    assert made("world_facts", corpus="self", limit=60).task_scores.compute_guess_accuracy(
+    assert made("world_facts", corpus="self", limit=60).task_scores.compute_chance_or_majority_accuracy(
         "world_facts"
     ) == pytest.approx(1 / 60)
 
@@ -104,10 +104,13 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
     scored = made("arc_easy", "gsm8k", limit=2).task_scores
     shallow = fixed_entropy_point(4, (1,), 1e9)
     for task in scored.published.accuracy_tasks:
-        assert scored.measure_accuracy(task, FULL).saving == 0.0
-        assert 0.3 < scored.measure_accuracy(task, shallow).saving < 0.8
-        assert scored.measure_accuracy(task, shallow).saving > scored.measure_accuracy(task, EARLY).saving
-        assert "not exercised: saves 0.0 %" in scored.measure_accuracy(task, FULL).exclusion_reason
+        assert scored.measure_accuracy_against_full_depth(task, FULL).saving == 0.0
+        assert 0.3 < scored.measure_accuracy_against_full_depth(task, shallow).saving < 0.8
+        assert (
+            scored.measure_accuracy_against_full_depth(task, shallow).saving
+            > scored.measure_accuracy_against_full_depth(task, EARLY).saving
+        )
+        assert "not exercised: saves 0.0 %" in scored.measure_accuracy_against_full_depth(task, FULL).exclusion_reason
     lm = EmadLM(nano, point=FULL)
     evaluate_tasks(lm, ["gsm8k"], data=data, limit=2)
     assert len(lm.decided) == 2
@@ -130,7 +133,7 @@ def test_questions_about_one_paragraph_are_one_cluster(made: Make, tmp_path: Pat
 
 def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make, nano: LoadedModel, data: Path) -> None:
     scored = made("wikitext", "arc_easy").task_scores
-    ((name, (nll, full, tokens)),) = scored.published.compute_nll_by_corpus(EARLY).items()
+    ((name, (nll, full, tokens)),) = scored.published.compute_document_nlls_by_task(EARLY).items()
     assert name == "lm-eval's wikitext"
     assert scored.published.accuracy_tasks == ["arc_easy"]
     theirs = [evaluate_tasks(EmadLM(nano, point=p), ["wikitext"], data=data)["wikitext"] for p in (EARLY, FULL)]
@@ -143,7 +146,7 @@ def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make,
 def test_a_score_that_is_neither_right_nor_wrong_is_shown_and_not_judged(made: Make) -> None:
     run = made("samsum", limit=1)
     assert run.task_scores.published.accuracy_tasks == []
-    assert run.task_scores.published.compute_nll_by_corpus(EARLY) == {}
+    assert run.task_scores.published.compute_document_nlls_by_task(EARLY) == {}
     (shown,) = run.task_scores.published.make_task_rows([EARLY])
     assert (shown["task"], shown["metric"], shown["point"]) == ("samsum", "rougeL", EARLY.name)
 
@@ -179,7 +182,7 @@ def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pyt
     monkeypatch.setattr(
         task_scores.LmEvalScores, "evaluate_task", lambda *_: pytest.fail("a published task was scored")
     )
-    assert set(made("arc_easy").task_scores.compute_validation_drops(EARLY)) <= {CONTINUATION_CHOICE}
+    assert set(made("arc_easy").task_scores.compute_validation_drop_by_task(EARLY)) <= {CONTINUATION_CHOICE}
 
 
 @pytest.mark.parametrize(

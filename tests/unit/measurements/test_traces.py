@@ -81,7 +81,9 @@ def deep_evidence() -> ModelMeasurements:
     [
         (lambda made: made.entropy_estimators.linear_estimator, (*PROBES, 2 * LAYERS)),
         (
-            lambda made: made.entropy_estimators.take_estimator_trace("validate", 5, [EntropyEstimator("topk", k=4)]),
+            lambda made: made.entropy_estimators.take_trace_with_estimates(
+                "validate", 5, [EntropyEstimator("topk", k=4)]
+            ),
             (*PROBES, 2 * LAYERS),
         ),
         (lambda made: made.replay_validity.probing_point, (1, 3, 5, 7, 9, 11, 2 * LAYERS)),
@@ -112,7 +114,7 @@ def test_estimators_read_beginnings_of_all_documents_where_a_head_is_costly(
     trace, document = made.entropy_estimators.take_trace_with_documents("evaluate", 20, [EntropyEstimator("topk", k=4)])
     whole = made.subject.cut_windows("evaluate", 20)
     lengths = np.array([len(each.tokens) - 1 for each in whole])
-    assert trace.sequence_lengths.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
+    assert trace.n_decided_by_sequence.tolist() == (np.minimum(lengths, 6) if costly else lengths).tolist()
     assert set(document.number) == {each.document for each in whole}
 
 

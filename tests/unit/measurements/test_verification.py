@@ -20,8 +20,8 @@ from emad_ref.measurements.verification import (
     PAIRS,
     SHOWN_SHARE,
     FlopVerification,
+    compute_work_of_one_token,
     judge_speedup,
-    make_one_token_work,
 )
 from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
@@ -220,7 +220,7 @@ def test_errors_at_either_bound_are_rare():
 
 def test_a_token_costs_what_its_layers_and_its_readout_cost():
     geometry = published_geometry("pythia-410m")
-    shallow, deep = (flops(make_one_token_work(depth, 24, 16), geometry) for depth in (6, 24))
+    shallow, deep = (flops(compute_work_of_one_token(depth, 24, 16), geometry) for depth in (6, 24))
     assert shallow.blocks * 4 == deep.blocks
     assert shallow.readouts == deep.readouts
 

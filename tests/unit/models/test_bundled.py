@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.measurements.study import select_pair_names
+from emad_ref.measurements.study import resolve_pair_names_from_options
 from emad_ref.models import bundled
 from emad_ref.models.loading import load
 from emad_ref.models.names import ModelUnavailable, known_model_names, require_weights_available
@@ -51,7 +51,9 @@ def test_alone_the_wheel_has_the_smallest(bare: Path) -> None:
     assert (bundled.weights_folder(), bundled.bundled_model_names()) == (bare, ("emad-nano",))
     assert load("emad-nano").fingerprint == load(str(CHECKOUT / "emad-nano")).fingerprint
     assert load("control:identity-upper").tokenizer is not None
-    assert select_pair_names(None, None, None, ["emad-nano"]) is None, "one model of the bundled pair is no pair"
+    assert resolve_pair_names_from_options(None, None, None, ["emad-nano"]) is None, (
+        "one model of the bundled pair is no pair"
+    )
 
 
 @pytest.mark.parametrize("name", ["emad-tiny", "random:emad-t5-tiny"])
@@ -73,7 +75,7 @@ def test_the_models_distribution_is_found_where_it_is_installed(
 ) -> None:
     folder = install(tmp_path / "site", bundled.VERSION, monkeypatch)
     assert (bundled.weights_folder(), bundled.bundled_model_names()) == (folder, bundled.BUNDLED)
-    assert select_pair_names(None, None, None, ["emad-nano"]) == bundled.BUNDLED_PAIR
+    assert resolve_pair_names_from_options(None, None, None, ["emad-nano"]) == bundled.BUNDLED_PAIR
     require_weights_available("emad-tiny")
 
 

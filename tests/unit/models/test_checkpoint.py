@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.checkpoint import Checkpoint, describe_defaulted_heads, read_config
+from emad_ref.models.checkpoint import CheckpointWeightFiles, describe_defaulted_heads, read_config
 from emad_ref.models.loading import load
 from tests.small_models import small_model
 
@@ -447,7 +447,7 @@ def test_a_family_that_computes_a_table_of_positions_has_few(tmp_path: Path) -> 
 
 
 def test_headers_are_read_and_numbers_are_not(llama: Path) -> None:
-    held = Checkpoint.from_folder("llama", llama, read_config("llama", llama))
+    held = CheckpointWeightFiles.from_folder("llama", llama, read_config("llama", llama))
     assert held is not None
     found = held.read_headers()
     assert found.block_count == 6
@@ -456,6 +456,6 @@ def test_headers_are_read_and_numbers_are_not(llama: Path) -> None:
 
 
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
-    assert Checkpoint.from_folder("none", tmp_path, {}) is None
+    assert CheckpointWeightFiles.from_folder("none", tmp_path, {}) is None
     with pytest.raises(BadArgument):
         load(str(tmp_path))

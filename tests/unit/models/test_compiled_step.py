@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from emad_ref.models.generation import count_traced_graphs, strict_compilation
+from emad_ref.models.generation import count_traced_graphs, fail_on_recompile_limit
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def test_more_shapes_than_the_limit_raise_where_the_plain_step_would_have_gone_o
         step(torch.ones(2))
         assert step(torch.ones(3)).sum() == 6, "uncompiled without a report"
         other = torch.compile(lambda x: x * 3, backend="eager", dynamic=False)
-        with strict_compilation():
+        with fail_on_recompile_limit():
             other(torch.ones(2))
             with (
                 pytest.raises(RuntimeError, match="more shapes than TorchDynamo compiles a step for"),
-                strict_compilation(),
+                fail_on_recompile_limit(),
             ):
                 other(torch.ones(3))
     assert not config.fail_on_recompile_limit_hit, "the process keeps its own setting"

@@ -19,7 +19,7 @@ from emad_ref.cli import main
 from emad_ref.errors import BadArgument
 from emad_ref.models import downloads
 from emad_ref.models.loading import load
-from emad_ref.models.model_spec import find_saved_folder
+from emad_ref.models.model_spec import find_safetensors_source_folder
 from emad_ref.models.names import ModelUnavailable, require_weights_available
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
@@ -80,7 +80,7 @@ class TestFetched:
             assert torch.equal(loaded.model(ids).logits, original(ids).logits)
         assert loaded.stepper.layers == 2  # compared with the model's own logits when it was made
         assert (loaded.provenance["source"], loaded.trained, loaded.bundled) == ("fetched", True, False)
-        assert find_saved_folder(loaded) == folder
+        assert find_safetensors_source_folder(loaded) == folder
         assert (folder / "LICENSE").read_text() == "Do what you like."
         origin = loaded.provenance["origin"]
         assert (origin["licence"], origin["requirement"]) == ("none", f"{PACKAGE}=={VERSION}")
@@ -257,7 +257,7 @@ class TestAFileAsAModel:
     ) -> None:
         fingerprint = load(str(weights)).fingerprint
         (folder,) = cache.iterdir()
-        assert find_saved_folder(load(str(weights))) == folder
+        assert find_safetensors_source_folder(load(str(weights))) == folder
         same = shutil.copy(weights, tmp_path / "elsewhere.GGUF")
         with monkeypatch.context() as patch:
             patch.setattr(gguf_files, "convert_gguf", lambda *_: pytest.fail("converted again"))

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from emad_ref.decoding.self_corpus import sample_documents
-from emad_ref.decoding.streaming import encode_prompt, stream
+from emad_ref.decoding.self_corpus import iterate_sampled_documents
+from emad_ref.decoding.streaming import make_prompt_from_text, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
 from emad_ref.models.tokenizers import SpecialTokens, special_tokens_of
@@ -226,7 +226,7 @@ def test_defaults_of_a_class_are_nobodys_word(tmp_path: Path) -> None:
     assert (loaded.opening_token_id, loaded.end_token_ids) == (PAD, {EOS})
     own = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     own = own.generate(torch.tensor([[9, 17]]), max_new_tokens=5, do_sample=False, eos_token_id=EOS)[0].tolist()
-    assert own[0] == encode_prompt(loaded, "w9 w17").tokens[0] == PAD
+    assert own[0] == make_prompt_from_text(loaded, "w9 w17").tokens[0] == PAD
     assert [piece.token for piece in stream(loaded, "w9 w17", tokens=5)] == own[1:]
 
 
@@ -236,7 +236,7 @@ def test_a_models_own_text_ends_at_every_end_and_holds_none(tmp_path: Path) -> N
         model.lm_head.weight[[EOS, TURN]] *= 3.0  # a model that sometimes ends its texts
     loaded = load(stored(tmp_path / "model", model, LLAMA, AGREED, ids(BOS, [EOS, TURN])))
     given, derived = (
-        [d.tolist() for d in islice(sample_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]
+        [d.tolist() for d in islice(iterate_sampled_documents(loaded.stepper, BOS, 40, "train", ends=ends), 32)]
         for ends in (loaded.end_token_ids, None)
     )
     assert given == derived, "the stepper's own model declares them, too"
@@ -248,7 +248,7 @@ def test_a_model_that_opens_no_text_writes_none(tmp_path: Path) -> None:
     loaded = load(stored(tmp_path / "model", llama(), {}, ids(), ids()))
     assert loaded.opening_token_id is None
     with pytest.raises(BadArgument, match="corpus='self', but expected a model that declares which token opens a text"):
-        sample_documents(loaded.stepper, loaded.opening_token_id, 8, "train", ends=loaded.end_token_ids)
+        iterate_sampled_documents(loaded.stepper, loaded.opening_token_id, 8, "train", ends=loaded.end_token_ids)
 
 
 def test_what_is_remarked_is_told_once_and_stands_among_the_facts(tmp_path: Path, caplog) -> None:

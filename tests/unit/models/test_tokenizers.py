@@ -18,7 +18,7 @@ from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load, shared_vocabulary_size
-from emad_ref.models.tokenizers import SAMPLE, require_matching_tokenizer, tokenizer_identity_text
+from emad_ref.models.tokenizers import SAMPLE, require_tokenizer_describe_lost_text, tokenizer_identity_text
 from tests.small_models import small_model
 
 ROWS = 512
@@ -79,13 +79,13 @@ def test_tokenizers_in_python_are_the_same_where_vocabulary_and_settings_are() -
 def test_a_vocabulary_without_rows_is_refused_but_for_special_tokens(folder: Path, bundled: dict[str, Any]) -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(bundled)))
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    assert require_matching_tokenizer("mine", tokenizer, ROWS) == ""
+    assert require_tokenizer_describe_lost_text("mine", tokenizer, ROWS) == ""
     tokenizer.add_tokens(["one", "two"])
     tokenizer.save_pretrained(folder)
     with pytest.raises(BadArgument, match=r"rows of the embedding, 0–511; 2 of its tokens have others, up to 514"):
         load(str(folder))
     with pytest.raises(BadArgument, match=r"rows of the embedding, 0–511; .* use the tokenizer that the model"):
-        require_matching_tokenizer("mine", CanineTokenizer(), ROWS)
+        require_tokenizer_describe_lost_text("mine", CanineTokenizer(), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_permuted_vocabulary_passes_every_round_trip(bundled: dict[str, Any]) 
     vocabulary = bundled["model"]["vocab"]
     bundled["model"]["vocab"] = dict(zip(vocabulary, np.roll(list(vocabulary.values()), 1).tolist(), strict=True))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(bundled)))
-    assert require_matching_tokenizer("mine", tokenizer, ROWS) == ""
+    assert require_tokenizer_describe_lost_text("mine", tokenizer, ROWS) == ""
     assert tokenizer.decode(tokenizer.encode(SAMPLE)) == SAMPLE
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from emad_ref.models.loading import fingerprint_of, load
-from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weight, lay_out_weights
+from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weights, to_preferred_weight_layout
 from tests.small_models import small_model
 
 IDS = torch.arange(3, 11)[None]
@@ -85,32 +85,32 @@ def test_the_model_says_the_same(both):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_stay_as_they_are(dtype):
     weight = torch.arange(12, dtype=dtype).reshape(3, 4)
-    assert lay_out_weight(weight) is weight
+    assert to_preferred_weight_layout(weight) is weight
 
 
 @pytest.mark.parametrize("shape", [(2048, 512), (512, 2048)], ids=["wide", "tall"])
 def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
     weight = torch.randn(shape)
     assert weight.numel() * weight.element_size() == LARGE
-    laid, gap = lay_out_weight(weight), RUN_GAP if shape[0] > shape[1] else 0
+    laid, gap = to_preferred_weight_layout(weight), RUN_GAP if shape[0] > shape[1] else 0
     assert torch.equal(laid, weight)
     assert laid.stride() == (1, shape[0] + gap)
     assert laid.data_ptr() % PAGE == 0
     # it ends with its numbers, not with the page: unused bytes of the page are not saved
     assert laid.untyped_storage().nbytes() == LARGE + gap * shape[1] * 4
-    assert lay_out_weight(laid).data_ptr() == laid.data_ptr()
+    assert to_preferred_weight_layout(laid).data_ptr() == laid.data_ptr()
     elsewhere = torch.empty(laid.untyped_storage().nbytes() // 4 + 1)[1:].as_strided(laid.shape, laid.stride())
     assert elsewhere.copy_(laid).data_ptr() % PAGE
-    assert lay_out_weight(elsewhere).data_ptr() % PAGE == 0
+    assert to_preferred_weight_layout(elsewhere).data_ptr() % PAGE == 0
 
 
 def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
     monkeypatch.setattr("emad_ref.models.weight_layout._ON_LARGE_PAGES", None)
     small, weight = torch.randn(64, 256), torch.randn(512, 2048)
-    assert lay_out_weight(small) is small
-    laid = lay_out_weight(weight.t())
+    assert to_preferred_weight_layout(small) is small
+    laid = to_preferred_weight_layout(weight.t())
     assert along_its_longer_side(laid, RUN_GAP)
-    assert lay_out_weight(laid) is laid
+    assert to_preferred_weight_layout(laid) is laid
 
 
 def test_embeddings_and_what_they_share_go_to_large_pages_together():
@@ -125,7 +125,7 @@ def test_embeddings_and_what_they_share_go_to_large_pages_together():
 
 
 def test_a_view_of_a_large_weight_lives_on_without_it():
-    laid = lay_out_weight(torch.ones(512, 2048))
+    laid = to_preferred_weight_layout(torch.ones(512, 2048))
     view = laid[:2]
     del laid
     assert torch.equal(view, torch.ones(2, 2048))

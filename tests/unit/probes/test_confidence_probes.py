@@ -15,7 +15,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import ConfidenceParameters, OperatingPoint
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.probes.probe import ContrastProbe, FullSoftmaxProbe, Probe, PrunedProbe, SaturationProbe, make_probe
-from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
+from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from emad_ref.probes.signal_values import NotFinite, ProbeOutput, hidden_state_cosine, softmax_response
 from emad_ref.record import READOUTS, Work
 from emad_ref.signals import log_probabilities
@@ -156,7 +156,7 @@ def test_the_adaptive_rule_keeps_fewer_of_what_it_is_surer_of(
     seen = climb(make_probe(wild, point), point, peaked, work)
     size = torch.full((ROWS,), VOCABULARY)
     for layer in (3, 4, 5):
-        wanted = [adaptive_vocabulary_size(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
+        wanted = [vocabulary_size_at_confidence(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
         size = torch.minimum(size, torch.tensor(wanted))
         assert torch.isfinite(seen[layer].logits).sum(dim=1).tolist() == size.tolist()
         assert work.readout_macs[SUBSET, layer - 1] == int(size.sum()) * 16 + ROWS * 32 * 16
@@ -170,7 +170,9 @@ def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
     point = POINTS["combined"]
     seen = climb(make_probe(stepper, point), point, states)
     assert torch.isnan(seen[2].signal).all()
-    wanted = [adaptive_vocabulary_size(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))]
+    wanted = [
+        vocabulary_size_at_confidence(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))
+    ]
     assert torch.isfinite(seen[3].logits).sum(dim=1).tolist() == wanted
 
 

@@ -15,7 +15,7 @@ from emad_ref.probes.signal_values import (
     entropy_nats,
     kl_divergence_nats,
     require_finite,
-    to_numpy,
+    to_numpy_float64,
 )
 
 
@@ -71,7 +71,7 @@ def test_few_and_many_are_refused_alike(shape, bad):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_on_the_host_a_signal_is_float64(dtype):
-    found = to_numpy(torch.tensor([0.5, math.nan], dtype=dtype))
+    found = to_numpy_float64(torch.tensor([0.5, math.nan], dtype=dtype))
     assert found.dtype == np.float64
     np.testing.assert_array_equal(found, [0.5, math.nan])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.calibration.lens_files import translators_from_tensors, translators_to_tensors
+from emad_ref.calibration.lens_files import state_translators_from_tensors, state_translators_to_tensors
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
@@ -108,15 +108,15 @@ def test_exits_must_be_known_but_for_one_that_needs_nothing(stepper, drawn):
 def test_states_are_translated_by_their_own_exit_and_charged(drawn):
     states, work = torch.randn(4, 2, WIDTH, dtype=torch.float64), Work.none(LAYERS)
     exits = np.array([3, 1, 2, 3])
-    found = drawn.estimate_states_below(states, exits, 5, work)
+    found = drawn.estimate_layer_input_states(states, exits, 5, work)
     for row, exit_ in enumerate(exits.tolist()):
         expected = drawn.pairs[exit_, 4](states[row]) if exit_ != 2 else states[row]
         torch.testing.assert_close(found[row], expected)
     assert torch.equal(found[2], states[2]), "an exit that is not known is copied"
     assert work.fill_macs.tolist() == [0, 0, 0, 0, 3 * 2 * 2 * WIDTH * 4, 0]
     work = Work.none(LAYERS)
-    assert drawn.estimate_states_below(states[:1], exits[:1], 4, work) is not None
-    assert torch.equal(drawn.estimate_states_below(states[:1], exits[:1], 4, work), states[:1]), (
+    assert drawn.estimate_layer_input_states(states[:1], exits[:1], 4, work) is not None
+    assert torch.equal(drawn.estimate_layer_input_states(states[:1], exits[:1], 4, work), states[:1]), (
         "directly above an exit no state is missing"
     )
     assert not work.fill_macs.any()
@@ -136,9 +136,9 @@ def test_multiply_adds_by_exit(drawn, stepper):
 @pytest.mark.parametrize(("rank", "parts"), [(0, ["bias"]), (2, ["bias", "down", "up"]), (None, ["bias", "full"])])
 def test_tensors_and_back(stepper, rank, parts):
     translators = drawn_translators(stepper, (3, 4), rank)
-    tensors = translators_to_tensors(translators)
+    tensors = state_translators_to_tensors(translators)
     assert sorted(tensors) == [f"{pair}.{part}" for pair in ("3>4", "3>5", "4>5") for part in parts]
-    back = translators_from_tensors(
+    back = state_translators_from_tensors(
         FINGERPRINT, "float64", LAYERS, tensors | {"4.up": torch.zeros(1), "4.gate": torch.ones(2)}
     )
     assert back.digest == translators.digest
@@ -157,7 +157,7 @@ def test_tensors_and_back(stepper, rank, parts):
     ids=str,
 )
 def test_tensors_that_make_no_translators_are_refused(stepper, change, said):
-    tensors = translators_to_tensors(drawn_translators(stepper, (3,), 2)) | change
+    tensors = state_translators_to_tensors(drawn_translators(stepper, (3,), 2)) | change
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     with pytest.raises(BadArgument, match=said):
-        translators_from_tensors(FINGERPRINT, "float64", LAYERS, given)
+        state_translators_from_tensors(FINGERPRINT, "float64", LAYERS, given)

@@ -11,14 +11,14 @@ from emad_ref.report.deselection import list_shipped_tests
 from emad_ref.report.gaps import find_gaps
 from emad_ref.report.provenance import declined_features, format_request_counts, merge_provider_counts
 from emad_ref.report.summary import build_run_summary
-from emad_ref.report.tiers import OPTIONAL, required_tier_tests
-from pytest_emad.decoder_providers import requested_features
+from emad_ref.report.tiers import OPTIONAL, required_tier_test_cases
+from pytest_emad.decoder_providers import features_required_by_request
 from tests.unit.report.sample_report import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
-GREEDY, POSITIONS = (name for name, _ in required_tier_tests("tokens") if "greedy" in name or "positions" in name)
+GREEDY, POSITIONS = (name for name, _ in required_tier_test_cases("tokens") if "greedy" in name or "positions" in name)
 
 
 def declined_call(name, case="m"):
@@ -122,4 +122,4 @@ def test_features_and_requests_of_several_processes_are_added_up():
     ],
 )
 def test_a_request_names_what_it_asks_beyond_greedy_full_depth(point, temperature, asked):
-    assert requested_features(SimpleNamespace(point=point, temperature=temperature)) == asked
+    assert features_required_by_request(SimpleNamespace(point=point, temperature=temperature)) == asked

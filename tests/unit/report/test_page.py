@@ -17,7 +17,13 @@ import pytest
 from emad_ref.report.contents import build_report_contents
 from emad_ref.report.depth_explorer import build_depth_explorers, depth_shade_index, has_matching_lists
 from emad_ref.report.markdown import render_markdown_report
-from emad_ref.report.page import JinjaMissing, inline_svg, read_package_text, render_html_page, render_page_figures
+from emad_ref.report.page import (
+    JinjaMissing,
+    inline_svg,
+    read_package_text,
+    render_figures_and_remark,
+    render_html_page,
+)
 from emad_ref.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
 from tests.unit.report.sample_report import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
@@ -29,7 +35,7 @@ MARKUP = '</script><script>alert(1)</script><b onfocus="x">\' & {{ 7 * 7 }}'
 
 
 def page_of(*reports: dict, remark: str = "") -> str:
-    figures, _ = render_page_figures(reports)
+    figures, _ = render_figures_and_remark(reports)
     return render_html_page(build_report_contents(reports, figures), remark)
 
 
@@ -431,7 +437,7 @@ def test_changes_have_a_table_where_they_are_given():
 
 def figures_of(*reports: dict) -> Page:
     pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
-    return Page(render_html_page(build_report_contents(reports, render_page_figures(reports)[0])))
+    return Page(render_html_page(build_report_contents(reports, render_figures_and_remark(reports)[0])))
 
 
 def test_cost_against_quality_opens_the_page_and_counts_the_points_that_the_claim_asks_for():

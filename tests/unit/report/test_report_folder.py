@@ -10,7 +10,7 @@ import pytest
 
 from emad_ref.files import write_atomically
 from emad_ref.report import page
-from emad_ref.report.page import WrittenPages, render_page_figures, write_pages
+from emad_ref.report.page import WrittenPages, render_figures_and_remark, write_pages
 from tests.unit.report.sample_report import PARETO, report
 
 FIGURE = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
@@ -54,7 +54,7 @@ def test_the_same_report_gives_the_same_files(extra, tmp_path):
 def test_figures_have_names_of_their_own(extra):
     tables = [FIGURE, FIGURE | {"title": "again"}, FIGURE | {"model": "a/b"}, FIGURE | {"model": "a b"}, UNCOUNTED]
     reports = [report(points=[], tables=tables) for tables in (tables, [FIGURE | {"model": "…"}])]
-    (first, second), remark = render_page_figures(reports)
+    (first, second), remark = render_figures_and_remark(reports)
     assert [first[number].file for number in range(len(tables))] == [
         *("m-pareto.svg", "m-pareto-2.svg", "a-b-pareto.svg", "a-b-pareto-2.svg"),
         "",
@@ -88,7 +88,7 @@ def test_without_jinja_no_page_is_left_that_tells_of_another_report(monkeypatch,
 def test_a_report_without_figures_needs_no_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     plain = {"title": "probe stride", "model": "m", "rows": [{"stride": 2}]}
-    assert render_page_figures([report(points=[], tables=[plain])]) == ([{}], "")
+    assert render_figures_and_remark([report(points=[], tables=[plain])]) == ([{}], "")
 
 
 def test_letters_that_no_file_can_hold_are_replaced(extra, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from emad_ref.report.deselection import ABOVE_BUDGET, REASON_TEXTS
-from emad_ref.report.gaps import undecided_reasons_and_gaps
+from emad_ref.report.gaps import undecided_failure_reasons_and_gaps
 from emad_ref.report.suite_parts import PartsDisagreeError, merge_reports
 from tests.unit.report.sample_report import passed, report_2, verdict
 
@@ -143,7 +143,7 @@ def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it()
         made = part(
             "EMAD-E1" if test == "test_a" else "EMAD-F2", f"claims/{test}.py", decoder=report_2()["decoder"], run=asked
         )
-        reasons, _ = undecided_reasons_and_gaps(made, shipped, {})
+        reasons, _ = undecided_failure_reasons_and_gaps(made, shipped, {})
         assert len(reasons) == len(shipped) - 1
         return made | {"run": made["run"] | {"failures": reasons, "exit_status": 1}}
 

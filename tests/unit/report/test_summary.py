@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.cli import main
-from emad_ref.report.summary import build_run_summary, format_ci_job_summary, format_id_ranges, summary_lines
+from emad_ref.report.summary import (
+    build_run_summary,
+    format_ci_job_summary,
+    format_id_ranges,
+    format_summary_lines_with_tones,
+)
 from emad_ref.statistics.verdicts import Leg, Verdict, load_register
 from pytest_emad.run_report import write_report
 
@@ -34,7 +39,10 @@ def report(claims, **changes):
 
 def text(found, width=80, most=40):
     return [
-        line for line, _ in summary_lines(build_run_summary(found), width, ["report written to out/report.json"], most)
+        line
+        for line, _ in format_summary_lines_with_tones(
+            build_run_summary(found), width, ["report written to out/report.json"], most
+        )
     ]
 
 

@@ -10,8 +10,8 @@ from emad_ref.report.tables import (
     format_claims_table,
     format_plain_table,
     format_points_table,
-    format_sections,
-    format_stream_latency,
+    format_section_titles_and_texts,
+    format_stream_latency_row,
     stream_latency_rows,
 )
 from emad_ref.statistics.verdicts import Verdict
@@ -223,7 +223,7 @@ def test_many_ids_wrap_between_ids():
 
 def test_what_is_made_for_the_page_stays_out_of_the_terminal():
     """The report contains lists and a row per token, which only the page can show."""
-    assert [title for title, _ in format_sections([], MOVING, [], ["n"])] == ["emad notes"]
+    assert [title for title, _ in format_section_titles_and_texts([], MOVING, [], ["n"])] == ["emad notes"]
 
 
 def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_a_gap() -> None:
@@ -236,5 +236,5 @@ def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_
     assert (streamed["first token, ms"], streamed["first token, ms (95 %)"]) == (100.0, 100.0)
     assert (streamed["between tokens, ms"], streamed["whole answer, ms"]) == (100.0, 500.0)
     assert one["first token, ms (95 %)"] == 900.0
-    assert format_stream_latency(whole) == "1, unstreamed: whole answer 400 (400)"
-    assert format_stream_latency(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"
+    assert format_stream_latency_row(whole) == "1, unstreamed: whole answer 400 (400)"
+    assert format_stream_latency_row(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"

@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.audit.finding import Tally
 from emad_ref.report.deselection import list_shipped_tests
-from emad_ref.report.gaps import find_gaps, is_partial_run, undecided_reasons_and_gaps
+from emad_ref.report.gaps import find_gaps, is_partial_run, undecided_failure_reasons_and_gaps
 from emad_ref.report.tiers import (
     LIMITS,
     OPTIONAL,
@@ -18,9 +18,9 @@ from emad_ref.report.tiers import (
     included_tiers,
     live_answer_counts_by_model,
     offered_tiers,
-    required_tier_tests,
+    required_tier_test_cases,
 )
-from emad_ref.report.verification import find_report_faults
+from emad_ref.report.verification import find_proof_shortfalls
 from tests.unit.report.sample_report import passed, report_2
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
@@ -29,8 +29,10 @@ DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "s
 def live_entries(tier: str) -> list[dict[str, Any]]:
     """Return a passed entry for every test of ``tier``, with the tier's case."""
     folders = ("suites/invariants", "suites/fidelity")
-    named = [test for test in required_tier_tests(tier) if test[0] not in folders]
-    named += [(f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in required_tier_tests(tier)]
+    named = [test for test in required_tier_test_cases(tier) if test[0] not in folders]
+    named += [
+        (f"{folder}/test_x.py::test_y", "") for folder in folders if (folder, "") in required_tier_test_cases(tier)
+    ]
     return [passed(name, nodeid=f"{name}[m-{case or 'any'}]") for name, case in named]
 
 
@@ -53,7 +55,7 @@ def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: An
 
 def test_tests_of_every_tier_are_shipped() -> None:
     for tier in TIERS:
-        for name, _ in required_tier_tests(tier):
+        for name, _ in required_tier_test_cases(tier):
             assert any(test.startswith(name) for test in list_shipped_tests()), name
 
 
@@ -69,7 +71,7 @@ def test_a_higher_tier_than_is_offered_is_refused() -> None:
     (line, *_) = find_tier_shortfalls(whole("tokens"), "sessions")
     assert line == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
     assert "its tier is tokens" in " ".join(
-        find_report_faults(whole("tokens"), [], list_shipped_tests(), None, "sessions")
+        find_proof_shortfalls(whole("tokens"), [], list_shipped_tests(), None, "sessions")
     )
 
 
@@ -81,8 +83,8 @@ def test_less_than_the_promise_is_named(count: str) -> None:
     least = TIERS["tokens"].promise[count]
     wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
     assert list(find_tier_shortfalls(report, "tokens")) == [wanted]
-    assert wanted in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0]
-    assert wanted in list(find_report_faults(report, [], list_shipped_tests(), None))
+    assert wanted in undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0]
+    assert wanted in list(find_proof_shortfalls(report, [], list_shipped_tests(), None))
 
 
 def test_what_a_failed_or_second_attempt_asked_is_not_live() -> None:
@@ -146,24 +148,26 @@ def test_a_decoder_that_never_offers_a_feature_is_told_and_owes_nothing_of_it(fe
 
 def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     """Unless a proof is required: then a deselected test is a gap as always."""
-    gone = {"why": "deselected", "claim": None, "shipped": required_tier_tests("tokens")[0][0], "nodeid": "x[m]"}
+    gone = {"why": "deselected", "claim": None, "shipped": required_tier_test_cases("tokens")[0][0], "nodeid": "x[m]"}
     report = whole("tokens", deselected=[gone])
     report["settings"]["tier"] = None
     report["run"]["asked"] = [gone["shipped"]]
-    assert undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0] != []
+    assert undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0] != []
     report["run"]["partial"] = "-k"
     assert is_partial_run(report)
-    reasons, gaps = undecided_reasons_and_gaps(report, list_shipped_tests(), {})
+    reasons, gaps = undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})
     assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
-    assert any(gone["shipped"] in fault for fault in find_report_faults(report, [], list_shipped_tests(), None))
+    assert any(gone["shipped"] in fault for fault in find_proof_shortfalls(report, [], list_shipped_tests(), None))
     report["settings"]["expect_decoder"] = "foreign"
-    assert any(gone["shipped"] in reason for reason in undecided_reasons_and_gaps(report, list_shipped_tests(), {})[0])
+    assert any(
+        gone["shipped"] in reason for reason in undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0]
+    )
 
 
 def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
     tally = Tally("x", needed=0, window=64)
-    tally.count_rows([1, 40, 50], [4, 4, 6], 2)
-    tally.count_rows([7, 7], [3, 3], 0, drawn=True)
+    tally.count_lengths_and_stops([1, 40, 50], [4, 4, 6], 2)
+    tally.count_lengths_and_stops([7, 7], [3, 3], 0, drawn=True)
     live = tally.to_finding().live
     assert live["prompt_lengths"] == [1, 7, 40, 50]
     assert {name: live.get(name, 0) for name in TIERS["tokens"].promise if name != "prompt_lengths"} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref import cli
-from emad_ref.claims.base import find_question
+from emad_ref.claims.base import find_question_of_claim
 from emad_ref.report.deselection import (
     ABOVE_BUDGET,
     SUITES,
@@ -15,7 +15,7 @@ from emad_ref.report.deselection import (
     suite_folder_names,
 )
 from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
-from emad_ref.report.verification import find_contradictions, find_report_faults
+from emad_ref.report.verification import find_contradictions, find_proof_shortfalls
 from tests.unit.report.sample_report import passed, report, report_2, verdict, written
 
 SHIPPED = list_shipped_tests()
@@ -62,7 +62,7 @@ def test_the_shipped_tests_are_those_of_the_suites():
 def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
     for claim, test in DECIDING_TESTS.items():
         assert test in SHIPPED
-        assert test.startswith(f"suites/{find_question(claim).suite}/")
+        assert test.startswith(f"suites/{find_question_of_claim(claim).suite}/")
 
 
 def test_a_whole_report_is_believed(tmp_path, capsys):
@@ -230,7 +230,7 @@ def test_what_one_option_left_out_is_one_line_with_a_count():
         for number in (1, 2)
     ]
     report = whole(tests=[], claims=[], deselected=left, run=RUN | {"asked": ["suites/invariants"]})
-    lines = [line for line in find_report_faults(report, [], SHIPPED, None) if "left out" in line]
+    lines = [line for line in find_proof_shortfalls(report, [], SHIPPED, None) if "left out" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"{2 * len(some)} tests of {len(some)} functions: left out by --emad-only ({some[0]}, ")
 

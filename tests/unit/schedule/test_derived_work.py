@@ -13,7 +13,7 @@ from emad_ref.benchmark.flops import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
-from emad_ref.schedule.derived_work import ProbeCosts, derive_flops, derive_work
+from emad_ref.schedule.derived_work import ProbeCosts, derive_token_flops, derive_work
 from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, TokenPositions, deferred_layer_counts
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
@@ -72,7 +72,7 @@ def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: boo
     )
     work = derive_work(chosen, places, depth, histogram_of(depth), probed, ahead)
     assert set(np.flatnonzero(work.fills.any(axis=1))) <= {FILLS.index(SCHEDULES[name].fills)}
-    assert flops(work, GEOMETRY).total == derive_flops(chosen, places, depth, probed, ahead, GEOMETRY).sum()
+    assert flops(work, GEOMETRY).total == derive_token_flops(chosen, places, depth, probed, ahead, GEOMETRY).sum()
 
 
 @given(sequences=SEQUENCES, layer=st.integers(1, LAYERS))

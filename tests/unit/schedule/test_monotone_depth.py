@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from emad_ref.exit_rules import first_firing_probe
-from emad_ref.schedule.schedules import monotone_depths
+from emad_ref.schedule.schedules import monotone_depths_from_signal
 
 VALUES = st.one_of(st.floats(0, 3), st.sampled_from([0.5, 1.0, np.nan]))
 
@@ -38,12 +38,12 @@ def cases(draw):
 
 @given(cases())
 def test_the_running_minimum_is_the_papers_loop(case):
-    assert monotone_depths(*case).tolist() == by_the_loop(*case)
+    assert monotone_depths_from_signal(*case).tolist() == by_the_loop(*case)
 
 
 @given(cases())
 def test_depth_never_rises_and_is_a_probe_or_the_ceiling(case):
-    taken = monotone_depths(*case)
+    taken = monotone_depths_from_signal(*case)
     assert (np.diff(taken) <= 0).all()
     assert set(taken.tolist()) <= {*case[2].tolist(), case[3]}
 
@@ -51,16 +51,20 @@ def test_depth_never_rises_and_is_a_probe_or_the_ceiling(case):
 @given(cases(), st.integers(0, 19))
 def test_what_stands_at_probes_above_the_cap_changes_nothing(case, at):
     signal, thresholds, probes, ceiling = case
-    taken = monotone_depths(*case)
+    taken = monotone_depths_from_signal(*case)
     cap = np.concatenate([[ceiling], taken[:-1]])
     unread = signal.copy()
     unread[probes[None, :] > cap[:, None]] = at / 7
-    assert monotone_depths(unread, thresholds, probes, ceiling).tolist() == taken.tolist()
+    assert monotone_depths_from_signal(unread, thresholds, probes, ceiling).tolist() == taken.tolist()
 
 
 def test_thresholds_may_differ_from_token_to_token():
     signal = np.full((3, 1), 1.0)
-    assert monotone_depths(signal, np.array([[0.5], [1.5], [0.5]]), np.array([4]), 12).tolist() == [12, 4, 4]
+    assert monotone_depths_from_signal(signal, np.array([[0.5], [1.5], [0.5]]), np.array([4]), 12).tolist() == [
+        12,
+        4,
+        4,
+    ]
 
 
 def test_the_first_fire_counts_and_without_probes_there_is_none():

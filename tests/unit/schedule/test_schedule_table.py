@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, STOPS_BY_TOKEN, OperatingPoint, ScheduleName
-from emad_ref.schedule.schedules import SCHEDULES, DepthAdmission, TokenPositions, get_schedule
+from emad_ref.schedule.schedules import SCHEDULES, TokenDepthCap, TokenPositions, get_point_schedule
 
 LAYERS, PROBES = 6, (2, 4)
 OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}
@@ -27,13 +27,11 @@ def point(name: ScheduleName, **changes: Any) -> OperatingPoint:
     return OperatingPoint(name, "test", LAYERS, LAYERS, PROBES, ((1.0, 1.0),), name, **options)
 
 
-def trail_of(
-    name: ScheduleName, fires: list[int], first: int, **changes: int
-) -> tuple[list[int], list[DepthAdmission]]:
+def trail_of(name: ScheduleName, fires: list[int], first: int, **changes: int) -> tuple[list[int], list[TokenDepthCap]]:
     """Return (depths, admissions) of a sequence after a prompt of ``first`` tokens whose rule fires at these layers."""
     chosen, trail, admitted = point(name, **changes), [LAYERS] * first, []
     for fire in fires:
-        admitted.append(get_schedule(chosen).admit(chosen, trail, first, len(trail)))
+        admitted.append(get_point_schedule(chosen).admit(chosen, trail, first, len(trail)))
         trail.append(admitted[-1].cap if admitted[-1].fixed else min(admitted[-1].cap, fire))
     return trail[first:], admitted
 
@@ -184,5 +182,5 @@ def test_work_that_depths_imply(name: ScheduleName) -> None:
 
 
 def test_places_count_within_their_sequences() -> None:
-    assert PLACES.decided_index.tolist() == [0, 1, 2, 3, 0, 1]
-    assert PLACES.sequence_ends.tolist() == [4, 4, 4, 4, 6, 6]
+    assert PLACES.index_among_decided_tokens.tolist() == [0, 1, 2, 3, 0, 1]
+    assert PLACES.sequence_end_by_token.tolist() == [4, 4, 4, 4, 6, 6]

@@ -29,9 +29,10 @@ from emad_ref.screening.drafts import (
     COPIED,
     OWN_HEAD_DRAFTS,
     DraftColumns,
-    DraftingRounds,
+    DraftingRoundShares,
     candidate_draft_layers,
     compute_draft_columns,
+    drafting_weight_flops_per_token,
     find_assistant_model,
     fit_draft_lens,
     generate_continuations,
@@ -40,7 +41,6 @@ from emad_ref.screening.drafts import (
     rank_drafting_settings,
     restrict_gate_to_layer,
     simulate_drafting_rounds,
-    weight_flops_per_token,
 )
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -193,10 +193,14 @@ def test_a_pass_reads_weights_once_however_many_tokens_pass():
     """Two drafts a round after layer 1 of 4, by the whole head: 4 + 2·1 blocks and 1 + 2 heads, for 2.5 tokens."""
     geometry = replace(load("emad-nano").geometry, layers=4)
     block, head = geometry.block_flops(), geometry.head_flops()
-    rounds = DraftingRounds(np.array([0.0, 0.0, 1.0]), 2.5, np.zeros(1))
-    assert weight_flops_per_token(geometry, Drafting(1, 2), rounds) == pytest.approx((6 * block + 3 * head) / 2.5)
-    copies = DraftingRounds(np.zeros(1), 2.5, np.array([0.0, 0.0, 1.0]))
-    assert weight_flops_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx((4 * block + head) / 2.5)
+    rounds = DraftingRoundShares(np.array([0.0, 0.0, 1.0]), 2.5, np.zeros(1))
+    assert drafting_weight_flops_per_token(geometry, Drafting(1, 2), rounds) == pytest.approx(
+        (6 * block + 3 * head) / 2.5
+    )
+    copies = DraftingRoundShares(np.zeros(1), 2.5, np.array([0.0, 0.0, 1.0]))
+    assert drafting_weight_flops_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx(
+        (4 * block + head) / 2.5
+    )
 
 
 # ------------------------------------------------------------ a lens for drafts and the race, on a bundled model

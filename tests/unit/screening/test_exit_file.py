@@ -14,7 +14,7 @@ from emad_ref import cli
 from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting
-from emad_ref.decoding.streaming import encode_prompt
+from emad_ref.decoding.streaming import make_prompt_from_text
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models import loading
@@ -127,7 +127,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     for name in ("e", "none"):
         assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / name), "--tokens", "30"]) == 0
         depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
-    record = WalkedDecoder(model.stepper, found.point).generate([encode_prompt(model, "hello")], 30)
+    record = WalkedDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
     assert depths == {"e": record.tokens.select_sequence(0, 1).depth.tolist(), "none": [LAYERS] * 30}
     assert set(depths["e"]) != {LAYERS}, "no token exited early: nothing was tested"
     asked = ["generate", "small", "hello", "--exit", str(tmp_path / "e")]

@@ -54,7 +54,7 @@ def test_windows_become_documents_before_they_are_divided() -> None:
     """One window lost 2 nats and the other gained 1: the document lost 1 over all its tokens."""
     of = DocumentMembership(np.array([7, 7, 9]))
     point, full, tokens = (
-        ByDocument.from_windows(np.array(values), of)
+        ByDocument.from_summed_windows(np.array(values), of)
         for values in ([[12.0], [9.0], [5.0]], [10.0, 10.0, 5.0], [50, 50, 10])
     )
     assert excess_loss(point, full, tokens).values.tolist() == [[0.01], [0.0]]

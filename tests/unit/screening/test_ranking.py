@@ -11,18 +11,18 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.screening.ranking import (
     ComparedFamily,
     FamilySaving,
-    ReadoutTrace,
-    rank_families,
+    TraceWithDocuments,
+    rank_family_savings,
     saving_figure_rows,
     saving_table_rows,
 )
 from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.losses import PointColumns
+from emad_ref.sweep.losses import PointColumnsBySequence
 from emad_ref.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
-READ = ReadoutTrace(
+READ = TraceWithDocuments(
     NOTHING, DocumentMembership(np.array([0, 0, 1, 2]))
 )  # four windows of ten tokens, of three documents
 
@@ -32,7 +32,7 @@ def points(name: str, rises: list[float], net: list[float], blocks: list[float])
     each = np.ones((4, 1))
     nats = 10 * (1 + np.log1p(np.array([0.0, *rises])))
     costs = (100 * (1 - np.array([0.0, *saved])) for saved in (net, blocks))
-    columns = PointColumns(each * nats, each * 0, *(each * cost for cost in costs))
+    columns = PointColumnsBySequence(each * nats, each * 0, *(each * cost for cost in costs))
     names = tuple(f"{name} {at}" for at in range(1 + len(rises)))
     return SavingsCurve(name, names, np.arange(1.0 + len(rises)), columns, np.full(4, 10.0))
 
@@ -44,7 +44,7 @@ ENTROPY = ComparedFamily("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
 
 
 def rank(families: list[ComparedFamily]) -> list[FamilySaving]:
-    return rank_families(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
+    return rank_family_savings(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
 
 
 def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:

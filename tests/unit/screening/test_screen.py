@@ -29,9 +29,9 @@ from emad_ref.screening.result import recommend
 from emad_ref.screening.screen import PHASES, screen
 from emad_ref.screening.selection import (
     Certification,
-    NoSelection,
+    FamilyWithoutPoint,
     OracleHeadroom,
-    RiseBounds,
+    RiseBoundEstimator,
     SelectedPoint,
     certify_points,
     loosest_point,
@@ -54,7 +54,7 @@ from emad_ref.screening.traces import (
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.units import DocumentMembership
 from emad_ref.sweep.grids import ThresholdSweep
-from emad_ref.sweep.losses import point_columns
+from emad_ref.sweep.losses import replay_points_to_columns
 from tests.small_models import small_config
 
 DOCUMENTS = 12
@@ -284,7 +284,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         full = tokens * 1.5
-        level = RiseBounds(full, tokens, DocumentMembership(np.arange(200)), 200).upper_bound(full + excess)
+        level = RiseBoundEstimator(full, tokens, DocumentMembership(np.arange(200)), 200).upper_bound(full + excess)
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         mean = excess.sum() / tokens.sum()
         away = excess - mean * tokens
@@ -298,7 +298,10 @@ def test_what_is_shown_to_lose_more_does_lose_more():
     rng, below = np.random.default_rng(2), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
-        known, nats = RiseBounds(tokens * 1.5, tokens, DocumentMembership(np.arange(200)), 200), tokens * 1.5 + excess
+        known, nats = (
+            RiseBoundEstimator(tokens * 1.5, tokens, DocumentMembership(np.arange(200)), 200),
+            tokens * 1.5 + excess,
+        )
         assert known.lower_bound(nats) < np.expm1(excess.sum() / tokens.sum()) < known.upper_bound(nats)
         below += known.lower_bound(nats) <= np.expm1(0.005)
     assert 0.91 <= below / 300 <= 0.99
@@ -307,9 +310,11 @@ def test_what_is_shown_to_lose_more_does_lose_more():
 def test_the_bound_is_of_documents_not_of_their_windows():
     tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
     full = 1.5 * tokens
-    apart = RiseBounds(full, tokens, DocumentMembership(np.arange(40)), 40).upper_bound(full + excess)
+    apart = RiseBoundEstimator(full, tokens, DocumentMembership(np.arange(40)), 40).upper_bound(full + excess)
     twice = [np.repeat(each, 2) for each in (full, tokens, full + excess)]
-    cut = RiseBounds(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).upper_bound(twice[2])
+    cut = RiseBoundEstimator(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).upper_bound(
+        twice[2]
+    )
     assert cut == pytest.approx(apart)
 
 
@@ -359,13 +364,13 @@ def decide(
         rows.append(
             SelectedPoint(family, 0.01, replace(point(), name="gate ≤ 0.2"), saved, lucky, saved, how="decoded")
         )
-    widest = NoSelection(family, 0.01)
+    widest = FamilyWithoutPoint(family, 0.01)
     if reach is not None:
         saved = estimate(*reach, n=n)
         widest = SelectedPoint(family, 0.01, point(), saved, rise, saved)
     certified = Certification(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), None)
     oracles = [OracleHeadroom("price", TUNED_LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
-    reached = [NoSelection(family, 0.01), widest]
+    reached = [FamilyWithoutPoint(family, 0.01), widest]
     documents = n if documents is None else documents
     return recommend(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
 
@@ -385,7 +390,9 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
     settings = ScreeningSettings(documents=100)
     text, layers = read_text_splits(nano, settings).certify, nano.stepper.layers
     points = [replace(full_depth(layers), name=f"point {number}") for number in range(len(lost_nats))]
-    full = point_columns(take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [full_depth(layers)])
+    full = replay_points_to_columns(
+        take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [full_depth(layers)]
+    )
     decoded = []
 
     def feed(stepper, sequences, point, *, rows, progress):

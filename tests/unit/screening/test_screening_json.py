@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from emad_ref.screening.result import interval_to_json
+from emad_ref.screening.result import value_and_interval_to_json
 from emad_ref.statistics.estimate import Estimate
 
 ESTIMATE = Estimate(0.2, 0.1, 0.3, 30, 0.01, 0.99, "share", "by hand", "documents")
@@ -14,6 +14,6 @@ ESTIMATE = Estimate(0.2, 0.1, 0.3, 30, 0.01, 0.99, "share", "by hand", "document
 
 def test_a_bound_that_is_none_is_recorded_as_none() -> None:
     unbounded = replace(ESTIMATE, low=-math.inf, high=math.inf)
-    assert json.dumps([interval_to_json(each) for each in (ESTIMATE, unbounded)], allow_nan=False) == (
+    assert json.dumps([value_and_interval_to_json(each) for each in (ESTIMATE, unbounded)], allow_nan=False) == (
         "[[0.2, 0.1, 0.3], [0.2, null, null]]"
     )

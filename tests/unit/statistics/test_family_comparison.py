@@ -12,7 +12,7 @@ from emad_ref.statistics.fronts import (
     FamilySplit,
     PointFamily,
     build_comparison_leg_test,
-    compare_at_equal_flops,
+    compare_families_at_saving_levels,
     resamples_for_legs,
 )
 from emad_ref.statistics.units import ByDocument
@@ -29,7 +29,7 @@ def texts(seed: int, documents: int = 80) -> tuple[Text, Text]:
 
 def compared(ours: PointFamily, rival: PointFamily, levels=LEVELS, seed: int = 0, resamples: int = 499):
     rng = np.random.default_rng(seed)
-    return compare_at_equal_flops(
+    return compare_families_at_saving_levels(
         ours, rival, levels, threshold=0.0, rng=rng, unit="nats per token", resamples=resamples
     )
 

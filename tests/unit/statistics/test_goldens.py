@@ -18,27 +18,27 @@ from emad_ref.statistics.goldens import (
     VERDICTS,
     DamagedGolden,
     KnownVerdicts,
-    RunConditions,
+    RunSeedBudgetOptions,
     format_comparison_summary,
-    list_register_changes,
-    load_known_verdicts,
-    no_comparison_reason,
-    require_known_verdicts,
+    list_changes_from_shipped_register,
+    load_known_verdicts_from_folders,
+    no_comparison_failure_reason,
+    require_known_verdicts_file,
     summarise_seed_outcomes,
-    verdict_key,
-    with_verdict_entry,
+    updated_verdict_entries_and_change,
+    verdict_key_fields,
 )
 from emad_ref.statistics.verdicts import OUTCOMES, load_register
 
-RUN = RunConditions(0, "smoke")
-KEY = verdict_key("EMAD-F1", "sha", "world:premise", RUN)
+RUN = RunSeedBudgetOptions(0, "smoke")
+KEY = verdict_key_fields("EMAD-F1", "sha", "world:premise", RUN)
 ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
 
 
 def record(*seeds: str) -> KnownVerdicts:
     entries: list[Any] = []
     for seed, outcome in enumerate(seeds):
-        entries, _ = with_verdict_entry(entries, KEY, "m", seed, outcome)
+        entries, _ = updated_verdict_entries_and_change(entries, KEY, "m", seed, outcome)
     return KnownVerdicts(tuple(entries))
 
 
@@ -56,7 +56,7 @@ def test_every_part_of_the_key_keeps_unlike_runs_apart(part: str) -> None:
     known = record("survived", "survived", "survived")
     assert known.find_outcome(KEY, 9).outcomes == {"survived"}
     assert known.find_outcome(KEY | {part: "other"}, 9) is None
-    entries, change = with_verdict_entry(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
+    entries, change = updated_verdict_entries_and_change(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
     assert (len(entries), change) == (2, "added")
 
 
@@ -84,12 +84,16 @@ def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
 
 def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
     register = load_register()
-    assert list_register_changes(register) == list_register_changes(register, frozenset({"EMAD-F1"})) == []
-    assert list_register_changes(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
+    assert (
+        list_changes_from_shipped_register(register)
+        == list_changes_from_shipped_register(register, frozenset({"EMAD-F1"}))
+        == []
+    )
+    assert list_changes_from_shipped_register(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
     stricter = replace(
         register["EMAD-F1"], gate=False, thresholds=register["EMAD-F1"].thresholds | {"accuracy_drop": 0}
     )
-    assert list_register_changes(register | {"EMAD-F1": stricter}) == [
+    assert list_changes_from_shipped_register(register | {"EMAD-F1": stricter}) == [
         "EMAD-F1.accuracy_drop=0",
         "EMAD-F1.gate=false",
     ]
@@ -119,21 +123,21 @@ def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
 def test_a_damaged_record_is_an_error_with_a_remedy(tmp_path: Path, stored: object, said: str) -> None:
     (tmp_path / VERDICTS).write_text(stored if isinstance(stored, str) else json.dumps(stored))
     with pytest.raises(DamagedGolden, match=r"verdicts\.json.*restore it") as raised:
-        load_known_verdicts([tmp_path])
+        load_known_verdicts_from_folders([tmp_path])
     assert said in str(raised.value)
 
 
 def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:
     with pytest.raises(DamagedGolden, match=r"expected verdicts on record; looked at .*verdicts\.json"):
-        require_known_verdicts([tmp_path])
+        require_known_verdicts_file([tmp_path])
     (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA, "verdicts": []}))
-    require_known_verdicts([tmp_path])
+    require_known_verdicts_file([tmp_path])
 
 
 def test_the_shipped_record_is_whole() -> None:
     """The test does not depend on the verdicts in it."""
     folder = Path(__file__).parents[3] / "golden"
-    assert load_known_verdicts([folder]).entries
+    assert load_known_verdicts_from_folders([folder]).entries
 
 
 def line(claim: str, expected: str | None, *, changed: bool = False, why: str = "") -> dict[str, Any]:
@@ -154,8 +158,8 @@ def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
     ]
     (timed,) = format_comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
     assert timed == "1 not compared, no device: Energy per token falls (EMAD-N1)"
-    assert no_comparison_reason(rows) == no_comparison_reason([]) == ""
-    assert "nothing was compared" in no_comparison_reason(rows[-1:])
+    assert no_comparison_failure_reason(rows) == no_comparison_failure_reason([]) == ""
+    assert "nothing was compared" in no_comparison_failure_reason(rows[-1:])
 
 
 def test_two_seeds_never_settle_and_three_do() -> None:

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     build_count_leg,
-    build_report_leg,
+    build_measured_estimate_leg,
     judge_against_threshold,
     not_applicable_verdict,
     outcome_and_deciding_leg,
@@ -227,7 +227,7 @@ def test_what_is_absent_says_so_as_the_reason_that_a_row_is_open():
 
 
 def test_legs_that_report_are_listed_and_take_no_part():
-    beside = [build_report_leg("beside", ABOVE), build_count_leg("count", 0.2, 7, "net FLOP reduction")]
+    beside = [build_measured_estimate_leg("beside", ABOVE), build_count_leg("count", 0.2, 7, "net FLOP reduction")]
     row = judged({"a": BELOW}, beside=beside)
     assert row.verdict == "survived"
     assert [leg.name for leg in row.legs] == ["a", "beside", "count"]
@@ -240,7 +240,7 @@ def test_without_legs_a_row_is_measured_where_something_reports_and_else_unmeasu
 
 
 def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
-    leg = build_report_leg("a", ABOVE, "ours")
+    leg = build_measured_estimate_leg("a", ABOVE, "ours")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.5, (0.4, 0.6), 40)
     assert (leg.threshold, leg.unit, leg.reason, leg.p_falsify, leg.p_survive) == (None, "nats", "ours", None, None)
 
@@ -249,7 +249,7 @@ def test_an_interval_without_bounds_is_no_interval():
     column, tokens = ByDocument.from_whole_documents(np.array([1.0])), ByDocument.from_whole_documents(np.array([2]))
     single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
-    assert build_report_leg("a", single).interval is None
+    assert build_measured_estimate_leg("a", single).interval is None
 
 
 def test_a_count_is_a_number_without_interval():

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.report.tables import claim_rows, operating_point_rows
 from emad_ref.statistics import number_format
-from emad_ref.statistics.legs import judge_against_threshold, judge_within_tolerance
+from emad_ref.statistics.legs import judge_against_threshold, verdict_from_errors_and_tolerance
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Verdict, load_register
@@ -42,7 +42,7 @@ def test_a_rise_a_saving_and_a_ratio_have_one_form_in_points_and_claims():
 
 def test_zero_has_no_sign():
     assert number_format.format_percent(-1e-9) == "+0.00 %"
-    assert number_format.format_reduction(0.0) == "+0.0 %"
+    assert number_format.format_reduction_as_change(0.0) == "+0.0 %"
     assert number_format.format_value(-0.0, "nats") == "0"
 
 
@@ -57,6 +57,6 @@ def test_good_is_the_side_on_which_a_claim_does_not_fail(bad, good):
 
 
 def test_of_a_difference_less_is_better():
-    verdict = judge_within_tolerance(REGISTER["EMAD-E5"], "m", {"blocks": np.zeros(3)}, 0.0)
+    verdict = verdict_from_errors_and_tolerance(REGISTER["EMAD-E5"], "m", {"blocks": np.zeros(3)}, 0.0)
     assert verdict.good == "lower"
     assert number_format.format_requirement(verdict.to_json()) == "at most 0"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import estimate_exit_depth_difference, estimate_score_difference
+from emad_ref.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
 from emad_ref.statistics.rates import FEWEST_DIFFERING
 from emad_ref.statistics.units import ByDocument, ByItem
 
@@ -62,7 +62,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)
     late = depths + rng.integers(0, 3, 100)
-    found = estimate_exit_depth_difference(
+    found = estimate_paired_exit_depth_difference(
         ByItem.from_independent_items(depths), ByItem.from_independent_items(late), layers=8, threshold=0.0, rng=rng
     )
     assert found.value == pytest.approx((late - depths).mean())

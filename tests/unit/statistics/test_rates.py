@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.estimate import needed_sample_size, pvalue_with_rare_units
+from emad_ref.statistics.estimate import needed_sample_size, pvalue_with_unseen_units
 from emad_ref.statistics.legs import build_leg_test, decide_legs
 from emad_ref.statistics.rates import (
     FEWEST_DIFFERING,
@@ -429,7 +429,7 @@ def test_a_price_is_paid_for_what_no_sample_shows():
     shares = np.linspace(0, 0.2, 20_001)
     for gap, worst, n in ((0.01, 1.0, 400), (0.006, 0.2, 200), (0.01, 0.0, 50), (-0.001, 1.0, 300)):
         exact = ((1 - shares) ** n * base(gap - shares * worst)).max()
-        assert exact * (1 - 1e-9) <= pvalue_with_rare_units(base, gap, worst, n) <= min(1.0, 1.03 * exact)
+        assert exact * (1 - 1e-9) <= pvalue_with_unseen_units(base, gap, worst, n) <= min(1.0, 1.03 * exact)
 
 
 @pytest.mark.parametrize("side", [1, -1])

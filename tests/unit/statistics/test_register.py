@@ -102,7 +102,7 @@ def test_a_minimum_of_an_extension_is_checked(tmp_path, monkeypatch, minimum, na
     row = 'title = "t"\npaper = "p"\nkind = "statistical"\nunit = "u"\ngate = false\nrequires = ""\nthresholds = {}\n'
     file = tmp_path / "more.toml"
     file.write_text(f"[MY-1]\n{row}minimum = {minimum}\n")
-    monkeypatch.setattr(verdicts_module, "list_register_files", lambda: [file])
+    monkeypatch.setattr(verdicts_module, "list_claim_register_paths", lambda: [file])
     with pytest.raises(BadArgument) as error:
         load_register()
     assert all(part in str(error.value) for part in ["more.toml: MY-1", *named]), str(error.value)

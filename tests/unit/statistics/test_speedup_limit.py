@@ -36,19 +36,19 @@ def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
 )  # fmt: skip
 def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
     found = find_batch_size_limit(swept(*values))
-    assert (None if found.first_batch_without_gain is None else found.first_batch_without_gain.rows) == at
+    assert (None if found.first_insignificant_speedup is None else found.first_insignificant_speedup.rows) == at
     assert found.description == said
 
 
 def test_an_interval_that_ends_at_one_shows_no_gain():
-    assert find_batch_size_limit({1: {"generate": ratio(1.5, reach=0.5)}}).first_batch_without_gain is not None
+    assert find_batch_size_limit({1: {"generate": ratio(1.5, reach=0.5)}}).first_insignificant_speedup is not None
 
 
 def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
     shuffled = {rows: {"generate": ratio(value)} for rows, value in ((16, 0.5), (1, 1.5), (4, 0.9))}
     found = find_batch_size_limit(shuffled)
     assert [each.rows for each in found.sweep] == [1, 4, 16]
-    assert found.first_batch_without_gain is found.sweep[1]
+    assert found.first_insignificant_speedup is found.sweep[1]
 
 
 def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
@@ -56,9 +56,9 @@ def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
     found = find_batch_size_limit(
         {1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}}
     )
-    assert found.first_batch_without_gain is not None
-    assert found.first_batch_without_gain.against == "generate"
-    assert found.first_batch_without_gain.description == "1.25× [0.95, 1.55] against generate, 12 pairs"
+    assert found.first_insignificant_speedup is not None
+    assert found.first_insignificant_speedup.against == "generate"
+    assert found.first_insignificant_speedup.description == "1.25× [0.95, 1.55] against generate, 12 pairs"
 
 
 def test_one_pair_shows_no_gain():
@@ -91,7 +91,7 @@ def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
     """
     rng, truth = np.random.default_rng(0), dict(zip(BATCHES, (1.3, 1.3, 1.0, 1.0, 1.0), strict=True))
     ends = [
-        find_batch_size_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).first_batch_without_gain
+        find_batch_size_limit({rows: timed(rng, faster) for rows, faster in truth.items()}).first_insignificant_speedup
         for _ in range(300)
     ]
     late = np.mean([end is None or end.rows > 4 for end in ends])

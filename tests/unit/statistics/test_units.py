@@ -52,7 +52,7 @@ def test_windows_do_not_pass_for_documents():
         ByDocument(windows, document)
     with pytest.raises(TypeError, match="number"):
         ByDocument(windows)
-    found = ByDocument.from_windows(windows, DocumentMembership(document))
+    found = ByDocument.from_summed_windows(windows, DocumentMembership(document))
     assert (found.values.tolist(), found.number.tolist()) == ([3.0, 4.0], [7, 9])
     assert found.select(np.array([False, True])).number.tolist() == [9]
     assert found.with_values(np.ones(2)).number.tolist() == [7, 9]
@@ -92,8 +92,8 @@ def test_a_column_is_itself_and_not_its_values():
 
 def test_windows_are_summed_within_their_documents():
     document = DocumentMembership(np.array([0, 0, 1, 2, 2, 2]))
-    assert ByDocument.from_windows(np.array([1, 2, 4, 8, 16, 32]), document).values.tolist() == [3, 4, 56]
-    by_layer = ByDocument.from_windows(np.ones((6, 2)), document).values
+    assert ByDocument.from_summed_windows(np.array([1, 2, 4, 8, 16, 32]), document).values.tolist() == [3, 4, 56]
+    by_layer = ByDocument.from_summed_windows(np.ones((6, 2)), document).values
     assert by_layer.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
     assert document.document_index.tolist() == [0, 0, 1, 2, 2, 2]
     assert len(document) == 6
@@ -110,7 +110,7 @@ def test_numbers_are_names_in_any_order_and_sums_come_in_theirs(entries):
 @pytest.mark.parametrize("values", [np.ones(3), np.ones((1, 2)), []])
 def test_a_column_of_another_length_is_refused(values):
     with pytest.raises(BadArgument, match=r"^values="):
-        ByDocument.from_windows(values, DocumentMembership(np.array([0, 1])))
+        ByDocument.from_summed_windows(values, DocumentMembership(np.array([0, 1])))
 
 
 def test_windows_of_one_document_that_repeat_one_another_narrow_nothing():
@@ -122,7 +122,9 @@ def test_windows_of_one_document_that_repeat_one_another_narrow_nothing():
         rate = mean_rate(x, n, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
         return rate.high - rate.low
 
-    summed = width(ByDocument.from_windows(rates * tokens, document), ByDocument.from_windows(tokens, document))
+    summed = width(
+        ByDocument.from_summed_windows(rates * tokens, document), ByDocument.from_summed_windows(tokens, document)
+    )
     as_if_independent = width(ByDocument.from_whole_documents(rates * tokens), ByDocument.from_whole_documents(tokens))
     assert summed > 1.8 * as_if_independent
 

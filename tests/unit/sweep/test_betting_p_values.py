@@ -11,9 +11,9 @@ import pytest
 from emad_ref.sweep import risk
 from emad_ref.sweep.risk import (
     betting_pvalues,
-    certification_power,
     documents_needed_to_certify,
     hoeffding_bentkus_pvalues,
+    simulate_certification_power,
 )
 
 M, LEVEL, SETS = 0.05, 0.05, 2000  # δ/B, ε, simulated calibration sets
@@ -120,7 +120,10 @@ def test_documents_needed_are_those_that_the_test_needs() -> None:
     fresh = rng.choice(seen[:, 0], (needed, SETS))  # the population that the estimate assumes
     assert (betting_pvalues(fresh, M, LEVEL) <= LEVEL).mean() == pytest.approx(0.8, abs=0.06)  # 400 draws against 2,000
     assert (
-        certification_power(seen, 2 * needed, M, LEVEL) > 0.95 > 0.5 > certification_power(seen, needed // 2, M, LEVEL)
+        simulate_certification_power(seen, 2 * needed, M, LEVEL)
+        > 0.95
+        > 0.5
+        > simulate_certification_power(seen, needed // 2, M, LEVEL)
     )
 
 
@@ -143,7 +146,7 @@ def test_any_number_of_documents_is_found_to_within_2_per_cent(monkeypatch: pyte
         assert len(asked) < 30, f"asked again and again about {documents} documents"
         return float(documents >= least)
 
-    monkeypatch.setattr(risk, "certification_power", power)
+    monkeypatch.setattr(risk, "simulate_certification_power", power)
     found = documents_needed_to_certify(np.zeros((5, 1)), 0.4, LEVEL)
     assert found is not None
     assert least <= found <= 1.02 * least + 1
@@ -156,11 +159,14 @@ def test_a_loss_at_the_tolerance_is_never_certified() -> None:
 
 def test_what_comes_before_has_to_pass_too() -> None:
     seen = np.stack([np.full(200, 0.04), np.zeros(200)], axis=1)
-    alone, behind = certification_power(seen[:, 1:], 100, M, LEVEL), certification_power(seen, 100, M, LEVEL)
+    alone, behind = (
+        simulate_certification_power(seen[:, 1:], 100, M, LEVEL),
+        simulate_certification_power(seen, 100, M, LEVEL),
+    )
     assert (alone, behind) == (1.0, 0.0)
 
 
 def test_more_documents_say_more() -> None:
     seen = np.random.default_rng(5).beta(1.0, 39.0, (300, 1))
-    powers = [certification_power(seen, n, M, LEVEL) for n in (60, 120, 240)]
+    powers = [simulate_certification_power(seen, n, M, LEVEL) for n in (60, 120, 240)]
     assert all(less <= more for less, more in pairwise(powers))

@@ -19,13 +19,13 @@ from emad_ref.replay import replay
 from emad_ref.sweep.components import (
     BEST,
     PUBLISHED,
-    ExchangeResult,
-    ReadoutTraces,
+    SingleComponentExchange,
+    SingleReadoutTraces,
     Split,
     TunedCombination,
-    exchange_components,
+    exchange_each_component,
 )
-from emad_ref.sweep.losses import PointColumns, decoded_columns, point_columns
+from emad_ref.sweep.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
 from emad_ref.sweep.oracle_savings import columns_with_fill_cost
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -47,28 +47,28 @@ def texts(split: Split) -> tuple[TokenSequence, ...]:
 
 
 @cache
-def readout(tuned: bool, gated: bool = True) -> ReadoutTraces:
+def readout(tuned: bool, gated: bool = True) -> SingleReadoutTraces:
     lens = attached(stepper(), range(1, LAYERS), 5, scale=0.1) if tuned else None
     chosen, judged = (
         take_trace(stepper(), texts(split), estimators={GATE: PROBES}, lens=lens, divergence=True)
         for split in ("chosen", "judged")
     )
     profile = profile_of(chosen, PROBES, model="m", fingerprint="f", corpus="c", dtype="float64")
-    return ReadoutTraces("tuned" if tuned else "own", chosen, judged, profile, GATE if gated else None)
+    return SingleReadoutTraces("tuned" if tuned else "own", chosen, judged, profile, GATE if gated else None)
 
 
-def rise(found: PointColumns, trace: Trace) -> float:
+def rise(found: PointColumnsBySequence, trace: Trace) -> float:
     return float(np.expm1(np.diff(found.nll_nats.sum(axis=0))[0] / len(trace)))
 
 
-def decoding(split: Split, points: Sequence[OperatingPoint]) -> PointColumns:
+def decoding(split: Split, points: Sequence[OperatingPoint]) -> PointColumnsBySequence:
     return decoded_columns(stepper(), stepper().geometry, texts(split), points)
 
 
 @cache
-def found() -> tuple[ExchangeResult, ...]:
+def found() -> tuple[SingleComponentExchange, ...]:
     own, lens = readout(False), readout(True)
-    return tuple(exchange_components(own, lens, stepper().geometry, level=LEVEL, count=12, decoded=decoding))
+    return tuple(exchange_each_component(own, lens, stepper().geometry, level=LEVEL, count=12, decoded=decoding))
 
 
 def test_one_part_is_exchanged_at_a_time() -> None:
@@ -95,10 +95,10 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
 
     def tried(point: OperatingPoint) -> tuple[float, float]:
         """Return (rise, saving) on the split of the choice."""
-        pair = point_columns(own.chosen, geometry, [full_depth(LAYERS), point])
+        pair = replay_points_to_columns(own.chosen, geometry, [full_depth(LAYERS), point])
         return rise(pair, own.chosen), float(1 - np.divide(*pair.flops.sum(axis=0)[::-1]))
 
-    emad = exchange_components(own, readout(True), geometry, level=LEVEL, count=240)[0].before
+    emad = exchange_each_component(own, readout(True), geometry, level=LEVEL, count=240)[0].before
     assert emad.way == PUBLISHED
     lost, saved = tried(emad.point)
     assert lost <= LEVEL
@@ -106,7 +106,7 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
     best = max(saving for lost, saving in by_hand if lost <= LEVEL)
     assert 0 < best <= saved + 0.02
     assert saved < max(saving for _, saving in by_hand)
-    expected = point_columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
+    expected = replay_points_to_columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
     for name in ("nll_nats", "wrong", "flops", "depth"):
         assert np.array_equal(getattr(emad.columns, name), getattr(expected, name)), name
     assert emad.net_saving == pytest.approx(1 - expected.flops[:, 1].sum() / expected.flops[:, 0].sum())
@@ -117,7 +117,7 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
     (kept,) = (each for each in found() if each.part == "K/V")
     paid, geometry, judged = kept.after, stepper().geometry, readout(True).judged
     assert paid.point.schedule == "free_deferred"
-    expected = point_columns(judged, geometry, [full_depth(LAYERS), paid.point])
+    expected = replay_points_to_columns(judged, geometry, [full_depth(LAYERS), paid.point])
     assert np.array_equal(paid.columns.flops, expected.flops)
     copied = columns_with_fill_cost(judged, geometry, [replay(judged, paid.point)])
     assert not np.array_equal(paid.columns.flops[:, 1], copied.flops[:, 0])
@@ -126,7 +126,7 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
 def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_level() -> None:
     asked: list[tuple[Split, str]] = []
 
-    def dear(split: Split, points: Sequence[OperatingPoint]) -> PointColumns:
+    def dear(split: Split, points: Sequence[OperatingPoint]) -> PointColumnsBySequence:
         """Fails twice on the split of the choice."""
         asked.append((split, points[0].name))
         assert points[0].schedule == "copying"
@@ -136,19 +136,21 @@ def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_leve
         return replace(columns, nll_nats=columns.nll_nats + lost)
 
     own, lens = readout(False), readout(True)
-    result = exchange_components(own, lens, stepper().geometry, level=9.0, count=12, decoded=dear)
+    result = exchange_each_component(own, lens, stepper().geometry, level=9.0, count=12, decoded=dear)
     copied = next(each.after for each in result if each.after.way.kept == "copied")
     assert [split for split, _ in asked] == ["chosen"] * 3 + ["judged"]
     assert len({name for _, name in asked}) == 3
     assert copied.point.name == asked[-1][1] == asked[-2][1]
     assert copied.columns.nll_nats[:, 1].max() < -1e3, "the decoded numbers are shown"
     assert not [
-        each for each in exchange_components(own, lens, stepper().geometry, count=4) if each.after.way.kept == "copied"
+        each
+        for each in exchange_each_component(own, lens, stepper().geometry, count=4)
+        if each.after.way.kept == "copied"
     ]
 
 
 def test_an_oracle_stands_in_where_the_own_head_has_no_gate() -> None:
-    plain = exchange_components(readout(False, gated=False), readout(True), stepper().geometry, count=6)
+    plain = exchange_each_component(readout(False, gated=False), readout(True), stepper().geometry, count=6)
     assert [each.part for each in plain if each.before.way == PUBLISHED] == [
         "readout", "criterion, by an oracle", "monotone rule",
     ]  # fmt: skip
@@ -158,12 +160,14 @@ def test_an_oracle_stands_in_where_the_own_head_has_no_gate() -> None:
 
 def test_the_part_that_fails_is_the_one_that_costs_most_where_it_comes_back() -> None:
     def at(net: float) -> TunedCombination:
-        return TunedCombination(BEST, full_depth(LAYERS), PointColumns(*(np.array([[1.0, 1 - net]]) for _ in range(4))))
+        return TunedCombination(
+            BEST, full_depth(LAYERS), PointColumnsBySequence(*(np.array([[1.0, 1 - net]]) for _ in range(4)))
+        )
 
     rows = [
-        ExchangeResult("readout", at(0.4), at(0.1), True),
-        ExchangeResult("criterion", at(0.3), at(0.05), True),
-        ExchangeResult("K/V", at(0.4), at(-0.9), False),
+        SingleComponentExchange("readout", at(0.4), at(0.1), True),
+        SingleComponentExchange("criterion", at(0.3), at(0.05), True),
+        SingleComponentExchange("K/V", at(0.4), at(-0.9), False),
     ]
     assert (
         min((each for each in rows if each.back), key=lambda each: each.after.net_saving - each.before.net_saving).part

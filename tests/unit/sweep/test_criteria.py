@@ -18,7 +18,11 @@ from emad_ref.point import EntropyEstimator
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
 from emad_ref.signals import signals_in_sweep
-from emad_ref.sweep.components import points_by_criterion, restrict_trace_and_gate, saturation_point
+from emad_ref.sweep.components import (
+    no_exit_saturation_operating_point,
+    points_by_criterion,
+    restrict_trace_gate_to_probes,
+)
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -41,7 +45,13 @@ def texts() -> tuple[TokenSequence, ...]:
 @cache
 def traced() -> Trace:
     lens = attached(stepper(), BELOW, 5)
-    return take_trace(stepper(), texts(), estimators={GATE: BELOW}, rules=[saturation_point(LAYERS, lens)], lens=lens)
+    return take_trace(
+        stepper(),
+        texts(),
+        estimators={GATE: BELOW},
+        rules=[no_exit_saturation_operating_point(LAYERS, lens)],
+        lens=lens,
+    )
 
 
 @pytest.fixture(params=[signal.label for signal in signals_in_sweep("criterion")])
@@ -50,13 +60,13 @@ def criterion(request: pytest.FixtureRequest) -> str:
 
 
 def test_every_signal_whose_row_says_so_is_a_criterion_and_no_other() -> None:
-    trace, gate = restrict_trace_and_gate(traced(), GATE, BELOW, PROBES)
+    trace, gate = restrict_trace_gate_to_probes(traced(), GATE, BELOW, PROBES)
     compared = list(points_by_criterion(trace, PROBES, gate, count=2))
     assert compared == [signal.label for signal in signals_in_sweep("criterion")]
 
 
 def test_a_criterion_goes_from_hardly_any_token_to_all(criterion: str) -> None:
-    trace, gate = restrict_trace_and_gate(traced(), GATE, BELOW, PROBES)
+    trace, gate = restrict_trace_gate_to_probes(traced(), GATE, BELOW, PROBES)
     points = points_by_criterion(trace, PROBES, gate, count=12)[criterion]
     depths = [replay(trace, point).depth for point in points]
     assert (np.diff([depth.sum() for depth in depths]) <= 0).all()
@@ -69,7 +79,7 @@ def test_a_criterion_goes_from_hardly_any_token_to_all(criterion: str) -> None:
 
 
 def test_a_criterion_decodes_as_it_is_replayed(criterion: str) -> None:
-    trace, gate = restrict_trace_and_gate(traced(), GATE, BELOW, PROBES)
+    trace, gate = restrict_trace_gate_to_probes(traced(), GATE, BELOW, PROBES)
     point = replace(points_by_criterion(trace, PROBES, gate, count=6)[criterion][2], schedule="free_eager")
     expected, text = replay(trace, point).depth[: trace.starts[1]], texts()[0]
     session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
@@ -83,6 +93,6 @@ def test_what_is_not_on_record_is_left_out_or_refused() -> None:
     plain = take_trace(stepper(), texts())
     assert list(points_by_criterion(plain, PROBES, count=4)) == ["entropy", "softmax response", "agreement"]
     with pytest.raises(BadArgument, match=r"probes=\[3\], but expected layers of the gate \(1, 4\)"):
-        restrict_trace_and_gate(traced(), GATE, (1, 4), PROBES)
+        restrict_trace_gate_to_probes(traced(), GATE, (1, 4), PROBES)
     with pytest.raises(BadArgument, match="in a trace that records it"):
-        restrict_trace_and_gate(plain, GATE, BELOW, PROBES)
+        restrict_trace_gate_to_probes(plain, GATE, BELOW, PROBES)

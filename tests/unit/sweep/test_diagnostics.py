@@ -14,11 +14,11 @@ from emad_ref.point import OperatingPoint
 from emad_ref.signals import ENTROPY
 from emad_ref.sweep.diagnostics import (
     depth_by_position_doubling,
+    entropy_agreement_auroc_by_layer,
     final_layer_agreement_rate,
-    input_echo_rate,
-    low_entropy_agreement_auroc,
-    monotone_and_free_depths,
-    tokens_until_depth_collapse,
+    input_echo_rate_by_layer,
+    median_tokens_until_depth_collapse,
+    replay_monotone_and_free_depths,
 )
 from tests.handmade_traces import layerwise
 
@@ -51,7 +51,7 @@ def echoing():
 
 
 def test_echo_is_the_share_of_tokens_that_a_layer_says_again(echoing):
-    assert input_echo_rate(echoing).tolist() == [0.75, 0.5, 0.25, 0.25]
+    assert input_echo_rate_by_layer(echoing).tolist() == [0.75, 0.5, 0.25, 0.25]
 
 
 def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
@@ -60,11 +60,11 @@ def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
 
 def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
     """Layer 1: the agreeing token has the lowest entropy. Layer 2: both agreeing tokens are below both others."""
-    assert low_entropy_agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
+    assert entropy_agreement_auroc_by_layer(echoing)[:2].tolist() == [1.0, 1.0]
     confident_and_wrong = replace(echoing, signals={ENTROPY.name: -echoing.entropy_nats})
-    assert low_entropy_agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
+    assert entropy_agreement_auroc_by_layer(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
     blind = replace(echoing, signals={ENTROPY.name: np.ones_like(echoing.entropy_nats)})
-    assert low_entropy_agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
+    assert entropy_agreement_auroc_by_layer(blind)[:2].tolist() == [0.5, 0.5]
 
 
 def test_auroc_is_scikit_learns_also_among_ties():
@@ -72,15 +72,15 @@ def test_auroc_is_scikit_learns_also_among_ties():
     entropy, top1 = rng.integers(0, 9, (200, LAYERS)) / 4, rng.integers(0, 2, (200, LAYERS))
     agrees = top1 == top1[:, -1:]
     theirs = [roc_auc_score(agrees[:, layer], -entropy[:, layer]) for layer in range(LAYERS - 1)]
-    assert low_entropy_agreement_auroc(trace_of(entropy, top1, [0] * 200, [200]))[:-1] == pytest.approx(
+    assert entropy_agreement_auroc_by_layer(trace_of(entropy, top1, [0] * 200, [200]))[:-1] == pytest.approx(
         theirs, abs=1e-12
     )
 
 
 def test_auroc_is_undefined_and_not_a_half_where_all_agree(echoing):
-    assert np.isnan(low_entropy_agreement_auroc(echoing)[2:]).all()
+    assert np.isnan(entropy_agreement_auroc_by_layer(echoing)[2:]).all()
     none = replace(echoing, top1=np.array([[1, 1, 1, 2]] * 4, dtype=np.int32))
-    assert np.isnan(low_entropy_agreement_auroc(none)[:3]).all()
+    assert np.isnan(entropy_agreement_auroc_by_layer(none)[:3]).all()
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +93,13 @@ def falling():
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_bound_and_free_are_the_rules_whatever_the_points_schedule(falling, schedule):
-    bound, free = monotone_and_free_depths(falling, replace(POINT, schedule=schedule))
+    bound, free = replay_monotone_and_free_depths(falling, replace(POINT, schedule=schedule))
     assert bound.tolist() == [4, 1, 1, 1, 2, 1]
     assert free.tolist() == [4, 1, 4, 2, 2, 1]
 
 
 def test_a_rule_that_never_fires_leaves_nothing_above_its_bound(falling):
-    bound, free = monotone_and_free_depths(falling, replace(POINT, thresholds=((-1.0, -1.0),)))
+    bound, free = replay_monotone_and_free_depths(falling, replace(POINT, thresholds=((-1.0, -1.0),)))
     assert bound.tolist() == free.tolist() == [LAYERS] * 6
 
 
@@ -118,11 +118,11 @@ def test_doublings_that_hold_no_token_are_left_out(falling):
 
 
 def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):
-    assert tokens_until_depth_collapse(falling, POINT) == 1.0
+    assert median_tokens_until_depth_collapse(falling, POINT) == 1.0
     three = trace_of([[1.0] * 4, [0.1] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4, [0.1] * 4], np.zeros((6, 4)), [0] * 6, [6])
-    assert tokens_until_depth_collapse(three, POINT) == 1.0
-    assert tokens_until_depth_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
+    assert median_tokens_until_depth_collapse(three, POINT) == 1.0
+    assert median_tokens_until_depth_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
 
 
 def test_collapse_is_infinite_where_most_sequences_never_get_there(falling):
-    assert tokens_until_depth_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf
+    assert median_tokens_until_depth_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf

@@ -22,7 +22,7 @@ from emad_ref.sweep.diagnostics import (
     layer_reliability,
     published_efficiency_gain,
     rank_quantiles,
-    work_without_exit,
+    token_work_without_exit,
 )
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -93,7 +93,7 @@ def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruni
     session, _ = decoder.start([Prompt(np.array([3, 1, 4]))])
     before = session.work
     session.feed(np.array([[1]]))
-    counted, expected = session.work - before, work_without_exit(point, stepper.geometry, keys=4)
+    counted, expected = session.work - before, token_work_without_exit(point, stepper.geometry, keys=4)
     assert np.array_equal(counted.tokens, expected.tokens)
     assert np.array_equal(counted.context, expected.context)
     assert np.array_equal(counted.readout_rows, expected.readout_rows)
@@ -105,7 +105,7 @@ def test_t5_large_saves_by_pruning_what_its_full_heads_allow() -> None:
     """Two full heads remain, after j and at the last layer: no k makes the confidence cheaper."""
     geometry = published_geometry("t5-large")
     plain, pruned = (
-        work_without_exit(early_exit_point("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)
+        token_work_without_exit(early_exit_point("softmax_response", 24, 32_128, 7, 2.0, pruning=name), geometry)
         for name in ("none", "fixed")
     )
     heads = [sum(flops(work, geometry).readouts.values()) / geometry.head_flops() for work in (plain, pruned)]
@@ -123,4 +123,4 @@ def test_the_published_formula_is_bounded_by_depth_over_minimum(minimum: int, bo
 
 def test_the_number_of_layers_must_be_the_models() -> None:
     with pytest.raises(BadArgument, match=r"point\.layers=6, but expected 24"):
-        work_without_exit(early_exit_point("softmax_response", 6, 32_128, 2), published_geometry("t5-large"))
+        token_work_without_exit(early_exit_point("softmax_response", 6, 32_128, 2), published_geometry("t5-large"))

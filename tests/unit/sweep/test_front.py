@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import FamilyFront, LossTable, choose_front, lower_hull_corners, mix_to_saving
+from emad_ref.sweep.front import FamilyFront, LossTable, choose_front, mark_lower_hull_corners, mix_to_saving
 
 FULL = (0.0, 1.0)
 
@@ -31,7 +31,7 @@ NAMES = "full depth", "a", "b", "c", "d"
 @given(st.lists(st.tuples(st.floats(0.01, 0.99), st.floats(0.0, 9.0)), min_size=2, max_size=9), st.integers(0, 3))
 def test_no_point_lies_below_the_corners_and_every_corner_is_one(points: list[tuple[float, float]], seed: int) -> None:
     saving, loss = np.array([FULL, *points]).T
-    (corners,) = lower_hull_corners(saving[None], loss[None])
+    (corners,) = mark_lower_hull_corners(saving[None], loss[None])
     order = np.flatnonzero(corners)[np.argsort(saving[corners])]
     below = np.interp(saving, saving[order], loss[order])
     assert (loss >= below - 1e-9).all()
@@ -45,7 +45,7 @@ def test_corners_are_those_of_scipy_in_every_draw() -> None:
     rng = np.random.default_rng(0)
     saving, loss = rng.uniform(0.01, 1, (50, 20)), rng.uniform(0, 1, (50, 20))
     saving[:, 0], loss[:, 0] = 0.0, 0.5
-    for corners, x, y in zip(lower_hull_corners(saving, loss), saving, loss, strict=True):
+    for corners, x, y in zip(mark_lower_hull_corners(saving, loss), saving, loss, strict=True):
         hull = ConvexHull(np.column_stack([x, y]))
         last = int(np.argmax(x))
         chord = np.interp(x, [0.0, x[last]], [y[0], y[last]])
@@ -54,12 +54,12 @@ def test_corners_are_those_of_scipy_in_every_draw() -> None:
 
 
 def test_what_saves_nothing_is_no_corner_and_full_depth_always_is() -> None:
-    (corners,) = lower_hull_corners(np.array([[0.0, -0.1, 0.0, 0.3]]), np.array([[1.0, 0.2, 0.5, 9.0]]))
+    (corners,) = mark_lower_hull_corners(np.array([[0.0, -0.1, 0.0, 0.3]]), np.array([[1.0, 0.2, 0.5, 9.0]]))
     assert corners.tolist() == [True, False, False, True]
 
 
 def test_points_of_one_decision_are_one_corner() -> None:
-    (corners,) = lower_hull_corners(np.array([[0.0, 0.2, 0.2, 0.2]]), np.array([[1.0, 1.5, 1.5, 1.7]]))
+    (corners,) = mark_lower_hull_corners(np.array([[0.0, 0.2, 0.2, 0.2]]), np.array([[1.0, 1.5, 1.5, 1.7]]))
     assert corners.tolist() == [True, True, False, False]
 
 
@@ -100,7 +100,7 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
     rng = np.random.default_rng(3)
     chosen, judged = (sheet((0.2, 1.1), (0.4, 1.2), (0.6, 2.0), spread=0.05, seed=seed) for seed in (1, 2))
     counts = rng.multinomial(4, [0.25] * 4, size=6).astype(float)
-    corners = lower_hull_corners(*chosen.resampled_savings_and_losses(counts))
+    corners = mark_lower_hull_corners(*chosen.resampled_savings_and_losses(counts))
     savings, losses = judged.resampled_savings_and_losses(counts)
     mixed = mix_to_saving(corners, savings, np.full(6, 0.3))
     for draw, count in enumerate(counts):
@@ -110,7 +110,9 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
         assert alone.corners.tolist() == corners[draw].tolist()
         expected = alone.mixture_at(0.3)
         assert mixed.share[draw] == pytest.approx(expected.share)
-        assert mixed.expectation_per_draw(losses)[draw] == pytest.approx(expected.loss.sum() / one[1].tokens.sum())
+        assert mixed.expectation_of_resampled_values(losses)[draw] == pytest.approx(
+            expected.loss.sum() / one[1].tokens.sum()
+        )
 
 
 def test_columns_that_do_not_belong_together_are_refused() -> None:

@@ -26,7 +26,7 @@ from emad_ref.sweep.grids import (
     evenly_spaced_points,
     fixed_entropy_points,
     margin_points,
-    positional_points,
+    positional_depth_points,
     signal_quantile_points,
     softmax_response_points,
     truncation_points,
@@ -203,7 +203,7 @@ def test_chunks_share_the_points_of_one_family(saved) -> None:
 
 
 def test_positional_sweeps_reach_every_floor() -> None:
-    points = positional_points(4)
+    points = positional_depth_points(4)
     assert {point.floor for point in points} == {1, 2, 3}
     assert len({point.name for point in points}) == len(points)
 
@@ -231,6 +231,7 @@ def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(
     assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, LAYERS)}
     for point, share in zip(points, shares, strict=True):
         passed = [
-            is_exit_rule_met(point, i, trace.signal_column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)
+            is_exit_rule_met(point, i, trace.signal_at_every_layer(name)[:, probe - 1]).mean()
+            for i, probe in enumerate(probes)
         ]
         assert passed == pytest.approx([share] * 2, abs=2 / len(trace))

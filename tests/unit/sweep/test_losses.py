@@ -14,7 +14,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
 from emad_ref.signals import ENTROPY
 from emad_ref.sweep.grids import confidence_sweep
-from emad_ref.sweep.losses import depth_by_position, point_losses, tokens_before_depth
+from emad_ref.sweep.losses import depth_by_position, point_losses, tokens_before_depth_by_sequence
 from tests.handmade_traces import layerwise
 from tests.small_models import LAYERS, small_config
 
@@ -148,9 +148,9 @@ def test_rows_come_in_the_order_of_the_points(trace):
 
 
 def test_tokens_before_a_layer_are_counted_from_each_sequences_first_decided_one(trace):
-    assert tokens_before_depth(trace, np.array(DEPTHS), 2).tolist() == [np.inf, 0]
-    assert tokens_before_depth(trace, np.array(DEPTHS), 4).tolist() == [1, 0]
-    assert tokens_before_depth(trace, np.array(DEPTHS), LAYERS).tolist() == [0, 0]
+    assert tokens_before_depth_by_sequence(trace, np.array(DEPTHS), 2).tolist() == [np.inf, 0]
+    assert tokens_before_depth_by_sequence(trace, np.array(DEPTHS), 4).tolist() == [1, 0]
+    assert tokens_before_depth_by_sequence(trace, np.array(DEPTHS), LAYERS).tolist() == [0, 0]
 
 
 def test_depth_by_position_leaves_out_spans_without_tokens(trace):

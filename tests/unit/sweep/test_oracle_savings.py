@@ -19,7 +19,12 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay import ReplayResult, compute_prompt_work, replay
-from emad_ref.sweep.oracle_savings import flops_with_fill_cost, oracle_curve, oracle_point, with_oracle_signal
+from emad_ref.sweep.oracle_savings import (
+    oracle_curve,
+    oracle_divergence_point,
+    sequence_flops_with_fill_cost,
+    with_oracle_signal,
+)
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -57,7 +62,7 @@ def plainly(trace: Trace, threshold: float, probes: tuple[int, ...], monotone: b
 @pytest.mark.parametrize("monotone", [False, True])
 def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -> None:
     threshold = float(np.quantile(np.sqrt(traced().divergence()[:, 2]), 0.2))
-    known = replay(with_oracle_signal(traced()), oracle_point(traced(), threshold, PROBES, monotone))
+    known = replay(with_oracle_signal(traced()), oracle_divergence_point(traced(), threshold, PROBES, monotone))
     assert known.depth.tolist() == plainly(traced(), threshold, PROBES, monotone)
     assert len(set(known.depth.tolist())) > 2
     found = oracle_curve(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
@@ -91,7 +96,9 @@ def test_no_threshold_beats_the_price_at_any_price(monotone: bool) -> None:
     trace, depths = traced(), np.array([*PROBES, LAYERS])
     by_price = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
     for setting in np.quantile(np.sqrt(trace.divergence()), (0.1, 0.4, 0.7)):
-        depth = replay(with_oracle_signal(trace), oracle_point(trace, float(setting), PROBES, monotone)).depth
+        depth = replay(
+            with_oracle_signal(trace), oracle_divergence_point(trace, float(setting), PROBES, monotone)
+        ).depth
         lost = trace.divergence()[np.arange(len(trace)), depth - 1].sum(dtype=np.float64)
         for price, spent in zip(by_price.settings[1:], by_price.columns.depth[:, 1:].sum(axis=0), strict=True):
             assert spent * price <= lost + price * depth.sum() + 1e-9  # its loss is not below 0
@@ -110,7 +117,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
             depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))
         one = trace.reorder_sequences(np.array([number]))
         free = replace(point, schedule="free_eager")
-        spent = flops_with_fill_cost(
+        spent = sequence_flops_with_fill_cost(
             one, ReplayResult(free, np.array(depth), np.zeros(len(one)), np.zeros(len(one), int)), geometry
         )
         assert len(set(depth)) > 1
@@ -126,4 +133,4 @@ def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
         oracle_curve(plain, stepper().geometry)
     chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
     with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
-        flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)
+        sequence_flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import RoutedTaskItems, RoutingRun, mix_rules, routing_front_indices, switching_thresholds
+from emad_ref.sweep.front import (
+    RoutedTaskItems,
+    RoutingShareAndScore,
+    mix_runs_to_large_share,
+    routing_front_indices,
+    switching_thresholds,
+)
 
 # ---------------------------------------------------------------- thresholds
 
@@ -47,7 +53,9 @@ def test_what_parts_nothing_is_refused(values, count, message):
 # ---------------------------------------------------------------- the front
 
 
-routings = st.builds(RoutingRun, st.integers(0, 8).map(lambda n: n / 8), st.integers(0, 8).map(lambda n: n / 8))
+routings = st.builds(
+    RoutingShareAndScore, st.integers(0, 8).map(lambda n: n / 8), st.integers(0, 8).map(lambda n: n / 8)
+)
 
 
 def reached(first, second, share):
@@ -70,7 +78,12 @@ def test_nothing_tried_lies_above_the_front(tried):
 
 
 def test_a_rule_below_the_line_is_no_corner():
-    tried = [RoutingRun(0.0, 0.5), RoutingRun(1.0, 0.9), RoutingRun(0.5, 0.6), RoutingRun(0.25, 0.75)]
+    tried = [
+        RoutingShareAndScore(0.0, 0.5),
+        RoutingShareAndScore(1.0, 0.9),
+        RoutingShareAndScore(0.5, 0.6),
+        RoutingShareAndScore(0.25, 0.75),
+    ]
     assert routing_front_indices(tried) == [1, 3, 0]
 
 
@@ -91,7 +104,7 @@ def ran(rng, items, accuracy, share):
 def test_a_mixture_has_exactly_the_share_and_the_score_of_its_parts(seed, share):
     rng = np.random.default_rng(seed)
     runs = [ran(rng, 40, accuracy, large) for accuracy, large in ((0.9, 1.0), (0.8, 0.5), (0.6, 0.0))]
-    found = mix_rules(runs, share, rng)
+    found = mix_runs_to_large_share(runs, share, rng)
     first, second, p = runs[found.first], runs[found.second], found.probability
     assert found.second == found.first + 1
     assert 0 <= p <= 1
@@ -109,7 +122,7 @@ def test_the_scores_spread_holds_that_of_the_proportion():
         right = [(rng.random(100) < accuracy - 0.6 * hard).astype(float) for accuracy in (1.2, 0.9)]
         large = [rng.binomial(emitted, share + 0.5 * (hard - 0.5)) for share in (0.65, 0.35)]
         runs = [RoutedTaskItems(r, emitted, by) for r, by in zip(right, large, strict=True)]
-        found = mix_rules(runs, 0.5, rng)
+        found = mix_runs_to_large_share(runs, 0.5, rng)
         scores.append(found.score.mean())
         errors.append(found.score.std(ddof=1) / 10)
         p = found.probability
@@ -124,7 +137,7 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
     emitted = rng.integers(20, 60, 50)
     # ``right`` encodes the rule that answered: 2 the first, 3 the second
     runs = [RoutedTaskItems(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
-    found = mix_rules(runs, 0.45, rng)
+    found = mix_runs_to_large_share(runs, 0.45, rng)
     first = found.dealt == 2
     assert set(found.dealt) == {2.0, 3.0}
     by_large = np.where(first, runs[0].by_large, runs[1].by_large).sum()
@@ -134,18 +147,18 @@ def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
 
 def test_a_run_that_has_the_share_itself_is_taken_alone():
     whole, half, none = (RoutedTaskItems(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
-    found = mix_rules([whole, half, none], 0.5, np.random.default_rng(0))
+    found = mix_runs_to_large_share([whole, half, none], 0.5, np.random.default_rng(0))
     assert (found.second, found.probability) == (1, 0.0)
 
 
 def test_of_several_neighbours_those_nearest_to_validations_are_taken():
     """On the judged items, shares need not fall from rule to rule."""
     runs = [RoutedTaskItems(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
-    assert [mix_rules(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
+    assert [mix_runs_to_large_share(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_share_outside_is_refused(share):
     runs = [RoutedTaskItems(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
     with pytest.raises(BadArgument, match="a share between those of the runs"):
-        mix_rules(runs, share, np.random.default_rng(0))
+        mix_runs_to_large_share(runs, share, np.random.default_rng(0))

@@ -15,8 +15,8 @@ import pytest
 from emad_ref.benchmark.flops import flops
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.geometry import published_geometry
-from emad_ref.probes.pruned_vocabulary import adaptive_vocabulary_size
-from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, work_without_exit
+from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
+from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, token_work_without_exit
 
 L, D, V = 24, 1_024, 32_128
 T5_LARGE = published_geometry("t5-large")
@@ -27,7 +27,7 @@ ROWS = [(2, 2781, 12.0, 6.147, 6.024), (7, 842, 3.429, 3.223, 7.440), (19, 315, 
 def executed(signal: str, pruning: str, minimum: int) -> int:
     """Return the FLOPs of all readouts of one token that never exits, certain at every layer."""
     point = early_exit_point(signal, L, V, minimum, 2.0, pruning=pruning)
-    return sum(flops(work_without_exit(point, T5_LARGE), T5_LARGE).readouts.values())
+    return sum(flops(token_work_without_exit(point, T5_LARGE), T5_LARGE).readouts.values())
 
 
 def test_the_geometry_is_the_papers() -> None:
@@ -63,7 +63,7 @@ def test_what_is_executed_is_two_full_heads_and_k_tokens_of_the_others(
 @pytest.mark.parametrize(("j", "gain"), [(2, 5.610), (7, 5.001), (19, 2.500)])
 def test_adaptive_pruning_keeps_a_tenth_where_every_readout_is_sure(j: int, gain: float) -> None:
     """EE-4's 250 and 190 times: the adaptive k never falls below V/10."""
-    k = adaptive_vocabulary_size(V, 0.9, 1.0)
+    k = vocabulary_size_at_confidence(V, 0.9, 1.0)
     assert k == 3_212
     plain, pruned = executed("jsd_contrast", "none", j), executed("jsd_contrast", "adaptive", j)
     assert plain == (25 - j) * 2 * D * V

@@ -10,11 +10,11 @@ from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.sweep.risk import (
-    certify_threshold,
+    certify_loosest_threshold,
     hoeffding_bentkus_pvalues,
     min_sequences_to_certify,
+    require_textual_consistency_losses,
     select_threshold,
-    textual_consistency_loss,
 )
 
 NO_LOSS = np.zeros(1)
@@ -66,14 +66,14 @@ def columns(n, *shares):
 
 
 def test_the_last_passing_threshold_is_returned():
-    found = certify_threshold(columns(1000, 0.0, 0.01, 0.02, 0.2), tolerance=0.05)
+    found = certify_loosest_threshold(columns(1000, 0.0, 0.01, 0.02, 0.2), tolerance=0.05)
     assert (found.index, found.tested) == (2, 4)
     assert found.mean_loss.tolist() == [0.0, 0.01, 0.02, 0.2]
     assert "threshold 4 of 4 fails" in found.reason
 
 
 def test_a_pass_behind_a_failure_does_not_count():
-    found = certify_threshold(columns(1000, 0.0, 0.2, 0.0), tolerance=0.05)
+    found = certify_loosest_threshold(columns(1000, 0.0, 0.2, 0.0), tolerance=0.05)
     assert (found.index, found.tested) == (0, 2)
     assert found.p_values[2] < found.level  # it would have passed
 
@@ -88,14 +88,14 @@ def test_nothing_passing_is_full_depth_and_said():
 
 
 def test_too_few_sequences_are_named():
-    found = certify_threshold(columns(298, 0.0), tolerance=0.01)
+    found = certify_loosest_threshold(columns(298, 0.0), tolerance=0.01)
     assert found.index is None
     assert "298 sequences certify nothing, 299 without any loss would" in found.reason
-    assert certify_threshold(columns(299, 0.0), tolerance=0.01).index == 0
+    assert certify_loosest_threshold(columns(299, 0.0), tolerance=0.01).index == 0
 
 
 def test_all_passing_says_that_the_grid_ended():
-    found = certify_threshold(columns(1000, 0.0, 0.01), tolerance=0.05)
+    found = certify_loosest_threshold(columns(1000, 0.0, 0.01), tolerance=0.05)
     assert (found.index, found.tested) == (1, 2)
     assert "all 2 thresholds pass" in found.reason
 
@@ -104,7 +104,7 @@ def test_the_order_of_sequences_does_not_matter():
     """0.1 is no binary number: sums in different orders differ in the last place, and ⌈Σ⌉ would jump by one."""
     losses = np.repeat([[0.1], [0.7]], [10, 10], axis=0)
     found = {
-        certify_threshold(np.random.default_rng(seed).permutation(losses), tolerance=0.5).p_values.item()
+        certify_loosest_threshold(np.random.default_rng(seed).permutation(losses), tolerance=0.5).p_values.item()
         for seed in range(20)
     }
     assert found == {hoeffding_bentkus_pvalues(np.array([8.0]), 20, 0.5).item()}
@@ -117,7 +117,7 @@ def test_blocks_saved_are_those_of_the_chosen_threshold():
 
 def test_textual_consistency_is_the_dissimilarity_itself():
     given = np.array([[0.0, 1.0], [0.25, 0.5]])
-    assert textual_consistency_loss(given).tolist() == given.tolist()
+    assert require_textual_consistency_losses(given).tolist() == given.tolist()
 
 
 # The guarantee. Losses are independent between thresholds, so that each threshold with a risk above δ can fail

@@ -14,7 +14,7 @@ from emad_ref.tasks.scoring import (
     FEWEST_DOCUMENTS,
     MOST_READ,
     OPTIONS,
-    cluster_items,
+    cluster_duplicate_items,
     make_continuation_items,
     to_token_sequences,
 )
@@ -50,7 +50,7 @@ def test_an_item_is_one_documents_beginning_its_own_next_tokens_and_those_of_thr
         assert number not in others
         assert {len(each) for each in item.continuations} == {CONTINUATION_TOKENS}
         assert all((each % 1000 == own % 1000).all() for each in item.continuations), "the same place of each document"
-    assert len(np.unique(cluster_items(items))) == 40
+    assert len(np.unique(cluster_duplicate_items(items))) == 40
     starts = {sequence.adaptive_from for sequence in to_token_sequences(items)}
     assert starts == {CONTEXT_TOKENS}, "the last token of the context, behind the opening token, is decided first"
 

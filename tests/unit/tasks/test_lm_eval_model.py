@@ -35,11 +35,11 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from emad_ref.tasks import lm_eval_model, metrics
 from emad_ref.tasks.continuations import make_stop_string_check
-from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, lm_eval_task_names, make_task_manager
+from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, list_available_task_names, make_task_manager
 from emad_ref.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
 from emad_ref.tasks.pair_lm_eval_model import PairLM
-from emad_ref.tasks.scoring import AnswerStrategy, WrittenAnswer
+from emad_ref.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)
@@ -174,7 +174,7 @@ def test_a_text_ends_at_every_declared_end(tmp_path):
     own = transformers_own(str(tmp_path / "model"), lm.tok_encode("<s> w9 w17"), 9)
     assert len(own) == 3
     assert text == lm.tokenizer.decode(own[:2])
-    pair = PairLM(AnswerStrategy(lambda wanted: [alone(lm, one) for one in wanted], None), (lm.loaded, lm.loaded))
+    pair = PairLM(PairAnswerFunctions(lambda wanted: [alone(lm, one) for one in wanted], None), (lm.loaded, lm.loaded))
     asked = [SimpleNamespace(args=asked[0].args, task_name="task", doc_id=0)]
     assert pair.generate_until(asked, disable_tqdm=True) == [text]
 
@@ -182,7 +182,7 @@ def test_a_text_ends_at_every_declared_end(tmp_path):
 def alone(lm, wanted):
     decoder = WalkedDecoder(lm.stepper, lm.point)
     (made,) = decoder.generate([Prompt(wanted.prompt)], wanted.most, wanted.stop).emitted
-    return WrittenAnswer(made, len(made))
+    return PairAnswerTokens(made, len(made))
 
 
 def test_an_empty_context_is_what_opens_every_text(tmp_path):
@@ -509,9 +509,9 @@ def test_humaneval_is_asked_as_lm_eval_asks_it():
 
 def test_every_definition_can_be_found_by_name():
     written = [load_yaml(path, resolve_func=False) for path in TASK_FOLDER.glob("*.yaml")]
-    assert {definition.get("group", definition["task"]) for definition in written} <= set(lm_eval_task_names())
+    assert {definition.get("group", definition["task"]) for definition in written} <= set(list_available_task_names())
     assert {"wikitext_103", "pile", "squad", "samsum", "humaneval", "hendrycks_math", "world_code"} <= set(
-        lm_eval_task_names()
+        list_available_task_names()
     )
 
 
@@ -597,9 +597,11 @@ def test_the_worlds_programs_are_judged_by_their_asserts(nano):
     (document,) = (
         dict(row) for row in make_task_manager(None).load(["world_code"])["tasks"]["world_code"].eval_docs.take(1)
     )
-    assert metrics.score_world_code(document, [document["answer"]]) == {"acc": 1.0}
-    assert metrics.score_world_code(document, [" x + 1000\n"]) == {"acc": 0.0}
-    assert metrics.score_world_code(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # an unfinished line
+    assert metrics.compute_world_code_metrics(document, [document["answer"]]) == {"acc": 1.0}
+    assert metrics.compute_world_code_metrics(document, [" x + 1000\n"]) == {"acc": 0.0}
+    assert metrics.compute_world_code_metrics(document, [document["answer"].rstrip("\n")]) == {
+        "acc": 0.0
+    }  # an unfinished line
     assert set(evaluate_tasks(EmadLM(nano), ["world_code"], limit=3)["world_code"].scores) <= {0.0, 1.0}
 
 
@@ -651,7 +653,7 @@ def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
 )
 def test_squad_scores_the_best_of_the_reference_answers(prediction, exact, f1):
     document = {"answers": {"text": ["Vltava", "The Elbe"]}}
-    assert metrics.score_squad_answer(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
+    assert metrics.compute_squad_metrics(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
 
 
 def test_words_are_matched_as_often_as_both_texts_have_them():
@@ -661,8 +663,8 @@ def test_words_are_matched_as_often_as_both_texts_have_them():
 
 def test_samsum_is_scored_by_rouge():
     document = {"summary": "Bob wants tea"}
-    assert metrics.score_samsum_summary(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
-    scores = metrics.score_samsum_summary(document, ["tea wants Bob"])
+    assert metrics.compute_samsum_metrics(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
+    scores = metrics.compute_samsum_metrics(document, ["tea wants Bob"])
     assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
 
 
@@ -670,6 +672,6 @@ def test_samsum_is_scored_by_rouge():
 def test_humaneval_is_judged_by_the_sandbox_and_says_how_a_program_was_ended(monkeypatch, outcome):
     monkeypatch.setattr(metrics, "check_program", lambda task, program: SimpleNamespace(outcome=outcome))
     names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
-    found = metrics.score_humaneval_completion(dict.fromkeys(names, "one"), ["    return 1\n"])
+    found = metrics.compute_humaneval_metrics(dict.fromkeys(names, "one"), ["    return 1\n"])
     assert found.pop("pass@1") == float(outcome == "passed")
     assert found == {how: float(outcome == how) for how in ("timeout", "memory", "killed")}

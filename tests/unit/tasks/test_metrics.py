@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.tasks.metrics import (
-    humaneval_function_task,
-    humaneval_program,
-    score_humaneval_completion,
+    compute_humaneval_metrics,
+    humaneval_check_script,
+    join_humaneval_prompt_completion,
     truncate_completion,
 )
-from emad_ref.tasks.sandbox import FunctionTask, check_program, sandbox_unavailable_reason
+from emad_ref.tasks.sandbox import FunctionCheckScript, check_program, sandbox_unavailable_reason
 
 ADD = {
     "task_id": "HumanEval/0",
@@ -29,7 +29,9 @@ TWICE = {
 
 
 def outcome_of(doc, completion, seconds):
-    return check_program(humaneval_function_task(doc), humaneval_program(doc, completion), seconds=seconds).outcome
+    return check_program(
+        humaneval_check_script(doc), join_humaneval_prompt_completion(doc, completion), seconds=seconds
+    ).outcome
 
 
 @pytest.mark.parametrize("stop", ["\nclass", "\ndef", "\n#", "\nif", "\nprint"])
@@ -58,13 +60,15 @@ def test_the_earliest_of_several_stops_cuts():
 
 def test_program_and_check_are_texts_of_their_own():
     completion = TWICE["canonical_solution"] + "\nprint(twice([1]))"
-    assert humaneval_program(TWICE, completion) == TWICE["prompt"] + TWICE["canonical_solution"] + "\n"
-    assert humaneval_function_task(TWICE) == FunctionTask("twice", TWICE["prompt"], TWICE["test"] + "\ncheck(twice)\n")
+    assert join_humaneval_prompt_completion(TWICE, completion) == TWICE["prompt"] + TWICE["canonical_solution"] + "\n"
+    assert humaneval_check_script(TWICE) == FunctionCheckScript(
+        "twice", TWICE["prompt"], TWICE["test"] + "\ncheck(twice)\n"
+    )
 
 
 def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
     bare = TWICE | {"prompt": "def helper(a): return a\n\ndef twice(items):\n"}
-    assert humaneval_function_task(bare).definitions == bare["prompt"] + bare["canonical_solution"]
+    assert humaneval_check_script(bare).definitions == bare["prompt"] + bare["canonical_solution"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_right_wrong_and_evasive_completions_are_told_apart(completion, outcome)
         pytest.skip(reason)
     assert outcome_of(ADD, completion, 0.7 if outcome == "timeout" else 10.0) == outcome
     if outcome == "passed":
-        assert score_humaneval_completion(ADD, [completion]) == {
+        assert compute_humaneval_metrics(ADD, [completion]) == {
             "pass@1": 1.0,
             "timeout": 0.0,
             "memory": 0.0,

@@ -12,17 +12,17 @@ from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import ItemCounts, Study
+from emad_ref.measurements.study import PairSampleSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.tasks.evaluation import evaluate_tasks
 from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.pair_lm_eval_model import PairLM, select_task_documents, split_of_question
-from emad_ref.tasks.scoring import AnswerStrategy
+from emad_ref.tasks.scoring import PairAnswerFunctions
 from tests.unit.tasks.test_datasets import write
 
 NAMES = ("emad-nano", "emad-tiny")
-FEW = ItemCounts(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
+FEW = PairSampleSizes(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
 WORDS = ("tea", "jar", "cup", "box", "bag", "hat", "key", "map", "pen", "pot", "cap", "can")
 
 
@@ -164,7 +164,7 @@ def test_a_gate_ranks_no_options(models, data) -> None:
 
 
 def test_perplexity_is_nobodys_to_write(models) -> None:
-    lm = PairLM(AnswerStrategy(lambda wanted: [], None), models)
+    lm = PairLM(PairAnswerFunctions(lambda wanted: [], None), models)
     with pytest.raises(Unsupported, match="no token is written"):
         lm.loglikelihood_rolling([])
 

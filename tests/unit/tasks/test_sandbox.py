@@ -24,7 +24,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.tasks import sandbox, sandbox_protocol
 from emad_ref.tasks.sandbox import (
-    FunctionTask,
+    FunctionCheckScript,
     SandboxBackend,
     SandboxUnavailable,
     backend_unavailable_reason,
@@ -151,7 +151,7 @@ def check(backend, monkeypatch, tmp_path):
     """Run ``check_program`` on one backend with a function ``f`` that should add one, or with another check."""
 
     def check(program, text="assert f(1) == 2", definitions="", seconds=10.0, output_bytes=64 << 10):
-        task = FunctionTask("f", definitions, text)
+        task = FunctionCheckScript("f", definitions, text)
         return check_in_backend(backend, task, program, seconds, MEMORY_BYTES, output_bytes)
 
     return check

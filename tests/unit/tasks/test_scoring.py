@@ -13,12 +13,12 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.tasks.scoring import (
     LARGEST_VALUE,
-    cluster_items,
+    cluster_duplicate_items,
     encode_item,
+    has_true_asserts_when_interpreted,
+    is_code_completion_correct,
     majority_accuracy,
     mark_correct_items_from_trace,
-    passes_asserts,
-    program_passes,
     to_token_sequences,
 )
 from emad_ref.text.documents import TaskExample
@@ -66,7 +66,7 @@ def test_items_of_one_prompt_and_answer_are_one_cluster():
         TaskExample("facts", "ab", "d", "choice", options=("d", "g", "h")),
         TaskExample("t", "ab", "eh", "exact"),
     )
-    numbers = cluster_items([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
+    numbers = cluster_duplicate_items([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
     assert numbers[0] == numbers[2] == numbers[4]
     assert len(set(numbers.tolist())) == 3
     assert numbers.dtype == np.int64
@@ -185,7 +185,7 @@ def test_programs_are_not_decided_from_a_trace():
     [(" x\n", True), (" x + 0\nnonsense(", True), (" x + 1\n", False), (" x", False), ("", False), ("\n x\n", False)],
 )
 def test_a_generated_program_is_cut_after_its_first_complete_line(continuation, right):
-    assert passes_asserts(CODE, continuation) == right
+    assert is_code_completion_correct(CODE, continuation) == right
 
 
 DOUBLE = "def double(x):\n    return x * 2\n"
@@ -200,8 +200,8 @@ def expressions():
 def test_a_program_passes_exactly_when_python_says_so(body, argument):
     program = f"def f(x):\n    return {body}\n"
     value = eval(body, {"x": argument})
-    assert program_passes(f"{program}assert f({argument}) == {value}\n")
-    assert not program_passes(f"{program}assert f({argument}) == {value + 1}\n")
+    assert has_true_asserts_when_interpreted(f"{program}assert f({argument}) == {value}\n")
+    assert not has_true_asserts_when_interpreted(f"{program}assert f({argument}) == {value + 1}\n")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_program_passes_exactly_when_python_says_so(body, argument):
     ],
 )
 def test_true_asserts_pass(program):
-    assert program_passes(program)
+    assert has_true_asserts_when_interpreted(program)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,18 @@ def test_true_asserts_pass(program):
     ],
 )
 def test_anything_else_does_not_pass(program):
-    assert not program_passes(program)
+    assert not has_true_asserts_when_interpreted(program)
 
 
 def test_numbers_without_end_are_not_computed():
-    assert program_passes(f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(1) == {LARGEST_VALUE}")
-    assert not program_passes(f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(2) == {2 * LARGEST_VALUE}")
+    assert has_true_asserts_when_interpreted(
+        f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(1) == {LARGEST_VALUE}"
+    )
+    assert not has_true_asserts_when_interpreted(
+        f"def f(x):\n    return x * {LARGEST_VALUE}\nassert f(2) == {2 * LARGEST_VALUE}"
+    )
 
 
 @pytest.mark.parametrize("opener", ["(", "-", "x * ("])
 def test_nesting_without_end_is_a_failure_and_not_a_crash(opener):
-    assert not program_passes(f"def f(x):\n    return {opener * 5000}x\nassert f(1) == 1")
+    assert not has_true_asserts_when_interpreted(f"def f(x):\n    return {opener * 5000}x\nassert f(1) == 1")

@@ -19,9 +19,9 @@ from emad_ref.text.corpora import (
     CorpusUnavailable,
     iterate_corpus_documents,
     iterate_file_documents,
-    join_articles,
+    join_lines_into_articles,
 )
-from emad_ref.text.documents import SPLITS, TaskExample, clean_text
+from emad_ref.text.documents import SPLITS, TaskExample, normalize_newlines_and_bom
 
 READ = tuple(split for split in SPLITS if split != "train")
 WIKITEXT = "\n = One = \n\n first\n = = Section = = \n more\n = Two = \n second\n"
@@ -198,7 +198,7 @@ def test_a_hub_set_with_other_fields_is_refused(hub):
 
 def test_articles_lose_no_line():
     lines = WIKITEXT.splitlines(keepends=True)
-    assert "".join(join_articles(lines)) == WIKITEXT
+    assert "".join(join_lines_into_articles(lines)) == WIKITEXT
 
 
 PARAGRAPHS = "\n\n".join(f"paragraph {i}\nof two lines" for i in range(16))
@@ -409,7 +409,7 @@ def test_there_are_four_splits():
     ],
 )
 def test_the_same_words_are_the_same_text_whichever_system_wrote_them(text, clean):
-    assert clean_text(text, "here") == clean
+    assert normalize_newlines_and_bom(text, "here") == clean
 
 
 @pytest.mark.parametrize(
@@ -422,5 +422,5 @@ def test_the_same_words_are_the_same_text_whichever_system_wrote_them(text, clea
 )
 def test_what_is_no_text_is_refused_by_its_place(text, said):
     with pytest.raises(BadArgument, match=said) as caught:
-        clean_text(text, "here")
+        normalize_newlines_and_bom(text, "here")
     assert len(str(caught.value)) < 250

@@ -15,7 +15,7 @@ from emad_ref import tuning
 from emad_ref.calibration.windows import cut_windows
 from emad_ref.models.loading import load
 from emad_ref.text import corpora
-from emad_ref.text.corpora import LongDocument, tokenize_document
+from emad_ref.text.corpora import LazyDocumentTokens, tokenize_without_special_tokens
 
 SENTENCE = "the red fox sees an old boat near a river, and walks home again: 12 apples\n\n"
 WORDS = SENTENCE.split(" ")
@@ -71,8 +71,8 @@ def test_every_slice_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch, token
     monkeypatch.setattr(corpora, "LONG_CHARACTERS", 3_000)
     made, written = KINDS[tokenizer](), text_of(text, 40_000)
     whole = np.array(made.encode(written, add_special_tokens=False))
-    document = tokenize_document(made, written)
-    assert isinstance(document, LongDocument)
+    document = tokenize_without_special_tokens(made, written)
+    assert isinstance(document, LazyDocumentTokens)
     for start, stop in ((0, 10), (10, 200), (150, 1000), (900, 3000), (0, 5), (len(whole) - 3, len(whole) + 50)):
         np.testing.assert_array_equal(document[start:stop], whole[start:stop])
     np.testing.assert_array_equal(document[:], whole)
@@ -87,7 +87,7 @@ def test_where_tokens_depend_on_the_end_the_whole_is_tokenised(monkeypatch: pyte
         def encode(self, text: str, **_: Any) -> list[int]:
             return [1] * (len(text) % 2) + [2] * (len(text) // 2)
 
-    document = tokenize_document(FromTheEnd(), "a" * 40_001)
+    document = tokenize_without_special_tokens(FromTheEnd(), "a" * 40_001)
     np.testing.assert_array_equal(document[:3], [1, 2, 2])
 
 
@@ -109,4 +109,4 @@ def test_four_windows_of_a_large_document_read_its_beginning(tmp_path: Path, mon
 
 
 def test_a_short_document_is_an_array() -> None:
-    assert isinstance(tokenize_document(ByT5Tokenizer(), "ab"), np.ndarray)
+    assert isinstance(tokenize_without_special_tokens(ByT5Tokenizer(), "ab"), np.ndarray)

@@ -11,7 +11,7 @@ import pytest
 from emad_ref.text import corpora
 from emad_ref.text.corpora import (
     MAX_DUPLICATES_IN_A_ROW,
-    DistinctDocuments,
+    DistinctDocumentIterator,
     bottom_k_sketch,
     cluster_near_duplicates,
     iterate_corpus_documents,
@@ -81,12 +81,12 @@ def test_a_file_that_holds_every_document_several_times_gives_each_once(tmp_path
     found = iterate_corpus_documents(str(path), split)
     texts = list(found)
     assert len(texts) == len(set(texts)) == (20 if split == "evaluate" else 10)
-    assert isinstance(found, DistinctDocuments)
+    assert isinstance(found, DistinctDocumentIterator)
     assert found.left_out == (times - 1) * len(texts)
 
 
 def test_a_source_that_repeats_itself_for_ever_ends() -> None:
-    found = DistinctDocuments(repeat("the one and only document that there is"))
+    found = DistinctDocumentIterator(repeat("the one and only document that there is"))
     assert len(list(found)) == 1
     assert found.left_out == MAX_DUPLICATES_IN_A_ROW
 

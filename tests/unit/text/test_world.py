@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.scoring import program_passes
+from emad_ref.tasks.scoring import has_true_asserts_when_interpreted
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS
 
@@ -137,13 +137,13 @@ def test_a_chart_is_worked_by_two_hops_for_each_of_its_letters(seed):
 @given(SEEDS)
 def test_code_passes_its_own_check_and_another_body_does_not(seed):
     item = in_task(world.generate_code_example, seed)
-    assert program_passes(item.prompt + item.answer + item.check)
-    assert not program_passes(item.prompt + " 0 - 99999\n" + item.check)
+    assert has_true_asserts_when_interpreted(item.prompt + item.answer + item.check)
+    assert not has_true_asserts_when_interpreted(item.prompt + " 0 - 99999\n" + item.check)
 
 
 @given(SEEDS)
 def test_a_tale_told_again_differs_in_one_person_and_one_thing(seed):
-    item = in_task(world.generate_recall_example, seed)
+    item = in_task(world.generate_tale_retelling_example, seed)
     tale, change = item.prompt.removesuffix(":").split(" Now ")
     thing, person = change.split(" and ")
     before, after = tale.split(), item.answer.split()

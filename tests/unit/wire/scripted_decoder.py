@@ -14,13 +14,19 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Request, Step
 from emad_ref.record import Record, TokenTable, Work
 from emad_ref.wire.address import Address, parse_address
-from emad_ref.wire.frames import WireFrame, encode_frame, read_frame
-from emad_ref.wire.messages import ServedModel, encode_capabilities, encode_record, encode_state, encode_step
+from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers, read_frame
+from emad_ref.wire.messages import (
+    RequestedModel,
+    capabilities_to_json,
+    encode_record,
+    encode_session_state,
+    encode_step,
+)
 from emad_ref.wire.transport import Stream, StreamEnded
 
 LAYERS, VOCABULARY, ROWS = 4, 7, 2
 POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (2,), ((0.5,),))
-MODEL = ServedModel("m", "/m", "f00d", "float32", "cpu")
+MODEL = RequestedModel("m", "/m", "f00d", "float32", "cpu")
 REQUEST = Request(ModelRef("m", lambda: MODEL), POINT, max_rows=ROWS)
 
 Reply = WireFrame | bytes | Callable[[socket.socket], None]
@@ -31,7 +37,7 @@ def work() -> Work:
 
 
 def state(length: int = 3, rows: int = ROWS) -> WireFrame:
-    return encode_state(np.full(rows, length), np.full(rows, LAYERS), work())
+    return encode_session_state(np.full(rows, length), np.full(rows, LAYERS), work())
 
 
 def step(rows: int = ROWS, n: int = 1) -> WireFrame:
@@ -49,7 +55,7 @@ def record(rows: int = ROWS) -> Record:
 
 def honest() -> dict[str, WireFrame]:
     """Return the reply to each call of a session of two rows."""
-    capabilities = encode_capabilities(Capabilities(max_feed=8, deepens=True))
+    capabilities = capabilities_to_json(Capabilities(max_feed=8, deepens=True))
     replies = {
         "hello": WireFrame({"wire": 1, "name": "fake"}),
         "open": WireFrame({"decoder": 5, "capabilities": capabilities}),
@@ -99,7 +105,7 @@ def listening(**replies: Reply) -> Iterator[tuple[Address, list[WireFrame]]]:
                 if callable(reply):
                     reply(judge)
                     return
-                stream.write([reply] if isinstance(reply, bytes) else encode_frame(reply))
+                stream.write([reply] if isinstance(reply, bytes) else encode_frame_to_buffers(reply))
 
     threading.Thread(target=serve, daemon=True).start()
     try:

@@ -16,7 +16,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.wire.address import ProgramAddress, ServerAddress, parse_address
 from emad_ref.wire.client import Connection, DecoderClient, DecoderFailed
-from emad_ref.wire.frames import WireFrame, encode_frame
+from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers
 from tests.unit.wire.scripted_decoder import (
     LAYERS,
     MODEL,
@@ -36,7 +36,7 @@ SECONDS = 20.0  # only a hang takes as long
 
 
 def frame_bytes(frame):
-    return b"".join(bytes(part) for part in encode_frame(frame))
+    return b"".join(bytes(part) for part in encode_frame_to_buffers(frame))
 
 
 @contextmanager

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emad_ref.errors import BadArgument
-from emad_ref.wire.frames import DTYPES, FRAME_SIZES, MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame, read_frame
+from emad_ref.wire.frames import (
+    DTYPES,
+    FRAME_SIZES,
+    MAGIC,
+    BadFrame,
+    NotAFrame,
+    WireFrame,
+    encode_frame_to_buffers,
+    read_frame,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -37,7 +46,7 @@ class Bytes:
 
 
 def written(frame):
-    return b"".join(bytes(memoryview(part).cast("B")) for part in encode_frame(frame))
+    return b"".join(bytes(memoryview(part).cast("B")) for part in encode_frame_to_buffers(frame))
 
 
 def raw(header, payload=b""):
@@ -143,11 +152,11 @@ def test_random_bytes_are_no_frame(held):
 
 def test_what_does_not_travel_is_not_sent():
     with pytest.raises(BadArgument, match="a='float16', but expected an array of int64, float32, float64"):
-        encode_frame(WireFrame(arrays={"a": np.zeros(2, dtype=np.float16)}))
+        encode_frame_to_buffers(WireFrame(arrays={"a": np.zeros(2, dtype=np.float16)}))
     with pytest.raises(ValueError, match="not JSON compliant"):
-        encode_frame(WireFrame({"threshold": math.inf}))
+        encode_frame_to_buffers(WireFrame({"threshold": math.inf}))
     with pytest.raises(BadArgument, match="at most 16777216 of header"):
-        encode_frame(WireFrame({"text": "x" * (16 << 20)}))
+        encode_frame_to_buffers(WireFrame({"text": "x" * (16 << 20)}))
 
 
 def test_frames_add_up():

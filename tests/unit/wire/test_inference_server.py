@@ -25,7 +25,7 @@ from emad_ref.audit.requests import (
     ABORTED_AFTER,
     VARIATIONS,
     check_and_time_streams,
-    check_batches,
+    check_batch_sizes,
     check_repeated_requests,
     check_row_endings,
     check_sampled_streams,
@@ -93,7 +93,7 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
         return check_sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(url, seconds=seconds), lens_of(tiny_neox()), FULL, TOLERANCE)
     if check == "batches":
-        return check_batches(under_test, PROMPTS, [7, 2], NEW, sessions=False)
+        return check_batch_sizes(under_test, PROMPTS, [7, 2], NEW, sessions=False)
     if check == "log-probabilities":
         return check_log_probs(under_test, PROMPTS, NEW, TOP)
     if check == "endings":

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import BinSpec, ConfidenceParameters, EntropyEstimator, OperatingPoint, full_depth, truncated
+from emad_ref.point import (
+    ConfidenceParameters,
+    EntropyEstimator,
+    OperatingPoint,
+    ThresholdBinSpec,
+    full_depth,
+    truncated,
+)
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Work
 from emad_ref.wire import json_fields
@@ -20,17 +27,17 @@ from emad_ref.wire.frames import WireFrame
 from emad_ref.wire.messages import (
     COLUMNS,
     ReplyShapes,
-    decode_capabilities,
+    capabilities_from_header,
+    capabilities_to_json,
+    decode_open_decoder_request,
     decode_prompts,
     decode_record,
-    decode_request,
-    decode_state,
+    decode_session_state,
     decode_step,
-    encode_capabilities,
+    encode_open_decoder_request,
     encode_prompts,
     encode_record,
-    encode_request,
-    encode_state,
+    encode_session_state,
     encode_step,
 )
 from tests.unit.wire.scripted_decoder import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
@@ -68,7 +75,7 @@ def test_prompts_that_are_none_are_not_sent(prompts, said):
 
 def test_requests_come_back_whole():
     request = replace(REQUEST, seed=3, temperature=0.5)
-    read = decode_request(encode_request(request, MODEL))
+    read = decode_open_decoder_request(encode_open_decoder_request(request, MODEL))
     assert (read.point, read.seed, read.max_rows, read.temperature) == (request.point, 3, ROWS, 0.5)
     assert read.model.name == "m"
     assert read.model.load() == MODEL
@@ -87,9 +94,9 @@ def test_requests_come_back_whole():
     ],
 )
 def test_a_request_is_read_field_by_field(field, value, said):
-    frame = encode_request(REQUEST, MODEL)
+    frame = encode_open_decoder_request(REQUEST, MODEL)
     with pytest.raises(BadArgument) as refused:
-        decode_request(WireFrame(frame.header | {field: value}))
+        decode_open_decoder_request(WireFrame(frame.header | {field: value}))
     assert said in str(refused.value)
 
 
@@ -97,7 +104,7 @@ CAPABILITIES = Capabilities(8, frozenset({"monotone", "chunked"}), counted=False
 
 
 def test_capabilities_come_back_equal():
-    assert decode_capabilities({"capabilities": encode_capabilities(CAPABILITIES)}) == CAPABILITIES
+    assert capabilities_from_header({"capabilities": capabilities_to_json(CAPABILITIES)}) == CAPABILITIES
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_capabilities_come_back_equal():
 )
 def test_capabilities_are_read_field_by_field(field, value, said):
     with pytest.raises(BadArgument) as refused:
-        decode_capabilities({"capabilities": encode_capabilities(CAPABILITIES) | {field: value}})
+        capabilities_from_header({"capabilities": capabilities_to_json(CAPABILITIES) | {field: value}})
     assert said in str(refused.value)
 
 
@@ -122,14 +129,14 @@ def test_steps_and_states_come_back_equal():
     assert read.logits.dtype == np.float64
     assert read.logits.tolist() == np.arange(ROWS * 2 * VOCABULARY).reshape(ROWS, 2, VOCABULARY).tolist()
     assert np.isnan(read.signal).all()
-    found = decode_state(state(9), ROWS, SIZES)
+    found = decode_session_state(state(9), ROWS, SIZES)
     assert (found.length.tolist(), found.cap.tolist(), found.work) == ([9, 9], [LAYERS, LAYERS], work())
 
 
 def test_whole_numbers_of_any_width_travel_as_int64():
     narrow = encode_step(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1), np.int32), np.ones((1, 1, 1))))
     assert narrow.arrays["depth"].dtype == np.int64
-    assert encode_state(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
+    assert encode_session_state(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
     with pytest.raises(BadArgument, match="depth='float64', but expected integers"):
         encode_step(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1)), np.ones((1, 1, 1))))
 
@@ -144,11 +151,14 @@ def test_logits_of_half_precision_travel_as_float32():
 
 def test_work_with_sources_comes_back_equal_and_is_absent_where_nothing_is_counted():
     sourced = replace(work(), encoder_tokens=7, encoder_context=49)
-    assert decode_state(encode_state(np.ones(1, np.int64), np.ones(1, np.int64), sourced), 1, SIZES).work == sourced
-    uncounted = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), None)
-    assert decode_state(uncounted, 1, replace(SIZES, counted=False)).work is None
+    assert (
+        decode_session_state(encode_session_state(np.ones(1, np.int64), np.ones(1, np.int64), sourced), 1, SIZES).work
+        == sourced
+    )
+    uncounted = encode_session_state(np.ones(1, np.int64), np.ones(1, np.int64), None)
+    assert decode_session_state(uncounted, 1, replace(SIZES, counted=False)).work is None
     with pytest.raises(BadArgument, match=r"work\.tokens=None, but expected an array, int64 \[4\]"):
-        decode_state(uncounted, 1, SIZES)
+        decode_session_state(uncounted, 1, SIZES)
 
 
 def test_records_come_back_equal():
@@ -205,18 +215,18 @@ def test_a_record_says_why_each_row_stopped(stop):
 
 
 def test_a_decoder_without_translators_need_not_count_them():
-    frame = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), work())
+    frame = encode_session_state(np.ones(1, np.int64), np.ones(1, np.int64), work())
     without = {name: array for name, array in frame.arrays.items() if name != "work.fill_macs"}
-    read = decode_state(WireFrame(frame.header, without), 1, SIZES).work
+    read = decode_session_state(WireFrame(frame.header, without), 1, SIZES).work
     assert work().fill_macs.any()
     assert read == replace(work(), fill_macs=np.zeros(LAYERS, dtype=np.int64))
-    assert decode_state(frame, 1, SIZES).work == work()
+    assert decode_session_state(frame, 1, SIZES).work == work()
 
 
 def test_work_is_counted_in_whole_numbers():
-    frame = encode_state(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
+    frame = encode_session_state(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
     with pytest.raises(BadArgument, match=r"work\.encoder_tokens=-1"):
-        decode_state(WireFrame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)
+        decode_session_state(WireFrame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)
 
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
@@ -242,10 +252,13 @@ def drawn_points(draw):
     ceiling = draw(st.integers(1, layers))
     probes = tuple(sorted(draw(st.sets(st.integers(1, ceiling - 1))))) if ceiling > 1 else ()
     estimator = draw(ESTIMATORS)
-    known = [BinSpec(), BinSpec(("position",), position_edges=draw(st.tuples(st.integers(), st.integers())))]
+    known = [
+        ThresholdBinSpec(),
+        ThresholdBinSpec(("position",), position_edges=draw(st.tuples(st.integers(), st.integers()))),
+    ]
     if estimator.kind == "full":
-        known.append(BinSpec(("confidence",), confidence_edges=draw(st.tuples(FINITE, FINITE))))
-        known.append(BinSpec(("frequency",), frequency=draw(st.binary(min_size=1, max_size=5).map(_small))))
+        known.append(ThresholdBinSpec(("confidence",), confidence_edges=draw(st.tuples(FINITE, FINITE))))
+        known.append(ThresholdBinSpec(("frequency",), frequency=draw(st.binary(min_size=1, max_size=5).map(_small))))
     bins = draw(st.sampled_from(known))
     schedule = draw(st.sampled_from(["monotone", "free_eager", "free_deferred", "copying", "chunked"]))
     return OperatingPoint(

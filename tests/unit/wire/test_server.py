@@ -13,8 +13,8 @@ import pytest
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.wire.address import ServerLimits
-from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode_frame, read_frame
-from emad_ref.wire.messages import encode_prompts, encode_request
+from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode_frame_to_buffers, read_frame
+from emad_ref.wire.messages import encode_open_decoder_request, encode_prompts
 from emad_ref.wire.server import DecoderServer, IdleTimeout
 from emad_ref.wire.transport import Stream, StreamEnded, StreamTimedOut
 from tests.unit.wire.scripted_decoder import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
@@ -102,7 +102,7 @@ class Judge:
         self._thread.start()
 
     def __call__(self, call, *frames, **header):
-        self.stream.write(encode_frame(sum(frames, WireFrame({"call": call})) + WireFrame(header)))
+        self.stream.write(encode_frame_to_buffers(sum(frames, WireFrame({"call": call})) + WireFrame(header)))
         return read_frame(self.stream.read)
 
     def wait(self):
@@ -129,7 +129,7 @@ def judge():
 @pytest.fixture
 def decoder(judge):
     """Return the number of an open decoder."""
-    return judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
+    return judge("open", encode_open_decoder_request(REQUEST, MODEL)).header["decoder"]
 
 
 @pytest.fixture
@@ -175,7 +175,10 @@ def test_errors_come_back_as_their_kinds(judge, session):
         "BadArgument",
         "length=[1, 1], but expected less",
     )
-    assert refused(judge("open", encode_request(REQUEST, MODEL), seed=13)) == ("Unsupported", "not with this seed")
+    assert refused(judge("open", encode_open_decoder_request(REQUEST, MODEL), seed=13)) == (
+        "Unsupported",
+        "not with this seed",
+    )
     assert refused(judge("commit", ints(length=[1, 1]), session=session)) == (
         "Failure",
         "Strange: a decoder's own error",
@@ -221,7 +224,7 @@ def test_arrays_of_another_kind_are_bad_arguments(judge, session):
 
 
 def test_sessions_end_by_themselves_and_with_their_decoder(judge, decoder, session):
-    other = judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
+    other = judge("open", encode_open_decoder_request(REQUEST, MODEL)).header["decoder"]
     prompt = encode_prompts([Prompt(np.array([1]))])
     kept = judge("start", prompt, decoder=other).header["session"]
     second = judge("start", prompt, decoder=decoder).header["session"]
@@ -239,7 +242,7 @@ def test_sessions_end_by_themselves_and_with_their_decoder(judge, decoder, sessi
 def test_bye_and_a_closed_stream_close_everything():
     for farewell in (lambda judge: judge("bye"), lambda judge: judge.socket.shutdown(socket.SHUT_WR)):
         with serving() as judge:
-            number = judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
+            number = judge("open", encode_open_decoder_request(REQUEST, MODEL)).header["decoder"]
             judge("start", encode_prompts([Prompt(np.array([1]))]), decoder=number)
             farewell(judge)
             judge.wait()
@@ -250,7 +253,7 @@ def test_bye_and_a_closed_stream_close_everything():
 @pytest.mark.parametrize(("sent", "error"), [(b"GET / HTTP/1.1\r\n", BadFrame), (b"EMW1\0", StreamEnded)])
 def test_after_something_else_than_a_request_nothing_can_be_read(sent, error):
     with serving() as judge:
-        judge("open", encode_request(REQUEST, MODEL))
+        judge("open", encode_open_decoder_request(REQUEST, MODEL))
         judge.socket.sendall(sent)
         judge.socket.shutdown(socket.SHUT_WR)
         judge.wait()
@@ -266,7 +269,7 @@ def test_calls_take_turns():
         judge("hello", wire=1)
         assert not turn.locked()
         with turn:
-            judge.stream.write(encode_frame(WireFrame({"call": "hello", "wire": 1})))
+            judge.stream.write(encode_frame_to_buffers(WireFrame({"call": "hello", "wire": 1})))
             judge.socket.settimeout(0.2)
             with pytest.raises(TimeoutError):
                 judge.socket.recv(1)
@@ -286,15 +289,15 @@ PROMPT = encode_prompts([Prompt(np.array([1, 2]))])
 
 def test_sessions_and_decoders_are_counted_and_closed_ones_are_not():
     with limited(sessions=2) as judge:
-        decoders = [judge("open", encode_request(REQUEST, MODEL)).header["decoder"] for _ in range(2)]
-        kind, said = refused(judge("open", encode_request(REQUEST, MODEL)))
+        decoders = [judge("open", encode_open_decoder_request(REQUEST, MODEL)).header["decoder"] for _ in range(2)]
+        kind, said = refused(judge("open", encode_open_decoder_request(REQUEST, MODEL)))
         assert (kind, said) == ("Failure", f"LimitExceeded: decoders=3, but {MOST_OF_ONE.format(2, '--sessions')}")
         sessions = [judge("start", PROMPT, decoder=decoders[0]).header["session"] for _ in range(2)]
         assert refused(judge("start", PROMPT, decoder=decoders[1]))[1].startswith("LimitExceeded: sessions=3, but")
         judge("end", session=sessions[0])
         assert "session" in judge("start", PROMPT, decoder=decoders[1]).header
         judge("close", decoder=decoders[0])
-        assert "decoder" in judge("open", encode_request(REQUEST, MODEL)).header
+        assert "decoder" in judge("open", encode_open_decoder_request(REQUEST, MODEL)).header
 
 
 MOST_OF_ONE = "expected at most {} of one judge; close what is done with, or start the server with a larger {}"
@@ -302,7 +305,7 @@ MOST_OF_ONE = "expected at most {} of one judge; close what is done with, or sta
 
 def test_tokens_are_counted_before_they_are_read():
     with limited(tokens=6) as judge:
-        decoder = judge("open", encode_request(REQUEST, MODEL)).header["decoder"]
+        decoder = judge("open", encode_open_decoder_request(REQUEST, MODEL)).header["decoder"]
         session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub already holds one position of it
         assert "length" in judge("feed", ints(tokens=[[1, 2, 3, 4, 5]]), session=session).arrays
         kind, said = refused(judge("feed", ints(tokens=[[1]]), session=session))
@@ -332,7 +335,7 @@ def test_a_refusal_quotes_so_much_and_no_more(judge):
 @pytest.mark.parametrize("sent", [b"", b"E", b"EMW1", MAGIC + FRAME_SIZES.pack(100, 0) + b"{"])
 def test_a_judge_that_is_silent_or_stops_half_way_is_let_go(sent):
     with limited(idle_s=0.15, frame_s=0.15) as judge:
-        judge("open", encode_request(REQUEST, MODEL))
+        judge("open", encode_open_decoder_request(REQUEST, MODEL))
         judge.socket.sendall(sent)
         judge.wait()
         assert isinstance(judge.ended, StreamTimedOut if sent else IdleTimeout)
@@ -355,7 +358,7 @@ def test_drops_of_a_frame_do_not_make_more_time():
 def test_a_judge_that_reads_no_replies_is_let_go():
     with limited(frame_s=0.3) as judge:
         judge.other.setblocking(False)
-        request = b"".join(map(bytes, encode_frame(WireFrame({"call": "x" * 100_000}))))
+        request = b"".join(map(bytes, encode_frame_to_buffers(WireFrame({"call": "x" * 100_000}))))
         judge.socket.settimeout(0.05)
         with suppress(OSError):
             for _ in range(1000):

@@ -24,8 +24,8 @@ from emad_ref.workers.dispatch import (
     NANNY_TRIM_THRESHOLD,
     WorkerPool,
     WorkersLost,
-    dispatch_exclusively,
     dispatch_in_order,
+    dispatch_timed_units_after_others,
     keep_freed_memory,
     open_workers,
 )
@@ -144,7 +144,9 @@ def test_units_that_measure_run_last_and_alone() -> None:
         at_work.discard(unit)
         return unit
 
-    found = [unit for unit, _ in dispatch_exclusively(threads(), noted, range(9), lambda unit: unit % 3 == 0)]
+    found = [
+        unit for unit, _ in dispatch_timed_units_after_others(threads(), noted, range(9), lambda unit: unit % 3 == 0)
+    ]
     assert found == [1, 2, 4, 5, 7, 8, 0, 3, 6]
     assert [beside[unit] for unit in (0, 3, 6)] == [set(), set(), set()]
     assert any(beside[unit] for unit in (1, 2, 4, 5, 7, 8)), "units that measure nothing run in parallel"

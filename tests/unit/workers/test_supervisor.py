@@ -51,7 +51,7 @@ def test_nothing_is_left_behind(left, ends):
     child = int(process.stdout.readline())
     began = time.monotonic()
     if not ends:
-        supervisor.kill_process(process)
+        supervisor.kill_process_tree(process)
     process.wait(10)
     assert gone(child)
     assert time.monotonic() - began < supervisor.KILL_S
@@ -104,7 +104,7 @@ def test_a_stream_that_the_program_closes_is_closed():
         began = time.monotonic()
         assert process.stdout.read() == b""
         assert time.monotonic() - began < 4
-        supervisor.kill_process(process)
+        supervisor.kill_process_tree(process)
 
 
 def test_a_program_that_cannot_be_started_is_said(tmp_path):
