@@ -1,8 +1,8 @@
 """Support for suite files: judging an audit's finding, and benchmark rows.
 
-``Auditor`` fails the test on a finding, warns, or
-records a count of ties. ``CLOCK`` gives pytest-benchmark the durations of the paired clock, because its own loop times
-one arm after the other, which drift makes incomparable.
+``AuditFindingGate`` fails the test on a finding, warns, or records a count of ties. ``CLOCK``
+gives pytest-benchmark the durations of the paired clock, because its own loop times one arm after the other, which
+drift makes incomparable.
 """
 
 from __future__ import annotations

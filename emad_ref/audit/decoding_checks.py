@@ -76,7 +76,7 @@ def require_session_run_matches_lens(
             transcript.feed(continuations[:, columns])
         trajectories = transcript.build_trajectories()
         ahead = judge.with_lens_prefetch(trajectories)
-        readouts = [ahead.require_trajectory(trajectory).readouts for trajectory in trajectories]
+        readouts = [ahead.require_trajectory_matches_lens(trajectory).readouts for trajectory in trajectories]
         judge.tally.discriminating += sum(count_exit_eligible_positions(each, judge.point) for each in trajectories)
         if judge.counted:
             require_counted_work(
@@ -140,8 +140,8 @@ def require_record_matches_lens(
     ]
     judge = judge.with_lens_prefetch(trajectories[row] for row in looked_at)
     for row in looked_at:
-        reference = judge.require_trajectory(trajectories[row])
-        judge.require_tokens(trajectories[row], record.emitted[row], reference)
+        reference = judge.require_trajectory_matches_lens(trajectories[row])
+        judge.require_tokens_are_argmax(trajectories[row], record.emitted[row], reference)
         judge.tally.discriminating += count_tokens_unlike_full_depth(reference, trajectories[row])
         readouts[row] = reference.readouts
     if judge.counted:
@@ -285,7 +285,7 @@ def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[
         f"{single.depth[at]} and token {own[at]}, with no tie at or before it",
     )
     for trajectory, emitted in (together, alone):
-        judge.require_tokens(trajectory, emitted, judge.require_trajectory(trajectory))
+        judge.require_tokens_are_argmax(trajectory, emitted, judge.require_trajectory_matches_lens(trajectory))
 
 
 def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
@@ -367,7 +367,7 @@ def check_replay_agreement(
             of_signal = np.full(len(trajectory.depth), allowed)
             if document.slopes is not None and decoder.capabilities.logit_noise:
                 of_signal *= document.slopes()
-            judge.require_depths(trajectory, document.signal, document.rows, of_signal)
+            judge.require_depths_follow_rule(trajectory, document.signal, document.rows, of_signal)
             _judge_replay(judge, trajectory, document, of_signal)
     return tally.to_finding()
 

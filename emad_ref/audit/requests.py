@@ -86,9 +86,9 @@ def require_answers_match_lens(
     rows.sort(key=lambda row: place[_prompt_of(row[0])])
     judge = judge.with_lens_prefetch(longest.values())
     for trajectory, emitted, index in rows:
-        reference = judge.require_trajectory(trajectory)
+        reference = judge.require_trajectory_matches_lens(trajectory)
         if emitted is not None:
-            judge.require_tokens(trajectory, emitted, reference)
+            judge.require_tokens_are_argmax(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
     if judge.counted:
         for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
@@ -827,7 +827,7 @@ def check_requests_between_session_steps(
             require_answers_match_lens(judge, answered)
             for trajectory in trajectories:
                 tally.discriminating += judge.count_context_dependent_logits(
-                    trajectory, judge.require_trajectory(trajectory)
+                    trajectory, judge.require_trajectory_matches_lens(trajectory)
                 )
         tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
     return tally.to_finding()

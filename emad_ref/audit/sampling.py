@@ -161,7 +161,7 @@ def _rows(
 
 
 def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
-    logits = emitted_logits(judge.require_trajectory(trajectory), trajectory)
+    logits = emitted_logits(judge.require_trajectory_matches_lens(trajectory), trajectory)
     return SampledRow(seed, row, emitted, logits, prompt.tokens)
 
 
@@ -229,12 +229,14 @@ def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
     """Test places of all tokens, first tokens and neighbours (χ²), and the temperature against others."""
-    placed = [pit_values_by_rank(row, temperature, rng) for row in rows]
+    placed = [pit_values_in_rank_order(row, temperature, rng) for row in rows]
     _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
     _require_even(tally, np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
     _require_independent(tally, placed, temperature, noise, "rank")
-    _require_independent(tally, [pit_values_by_id(row, temperature, rng) for row in rows], temperature, noise, "id")
+    _require_independent(
+        tally, [pit_values_in_id_order(row, temperature, rng) for row in rows], temperature, noise, "id"
+    )
     _require_temperature(tally, rows, temperature, noise)
 
 
@@ -364,7 +366,7 @@ def rare_event_masks_and_probs(
         below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
     for share in SHARES:
         below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
-    placed = pit_values_by_rank(row, temperature, rng)
+    placed = pit_values_in_rank_order(row, temperature, rng)
     for share in MASSES:
         events[f"the least likely {100 * share:g} %"] = (placed > 1 - share).astype(float), np.full(len(p), share)
     history = np.concatenate([row.prompt, row.emitted])
@@ -490,7 +492,7 @@ def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
-def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+def pit_values_in_rank_order(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
     """u of each token [m], its place among all tokens, the likeliest first; uniform under the stated distribution."""
     p, own = row.all_and_own_probabilities(temperature)
     above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
@@ -499,8 +501,8 @@ def pit_values_by_rank(row: SampledRow, temperature: float, rng: np.random.Gener
     return placed
 
 
-def pit_values_by_id(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
-    """As ``pit_values_by_rank``, but in the order of ids, in which many engines invert the distribution."""
+def pit_values_in_id_order(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """As ``pit_values_in_rank_order``, but in the order of ids, in which many engines invert the distribution."""
     p, own = row.all_and_own_probabilities(temperature)
     upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
     placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)

@@ -67,9 +67,9 @@ def check_forced_depths(
                 transcript.drop(0)
             fed, obeyed = continuations[transcript.rows, columns], depth[transcript.rows, columns]
             for bad in _inadmissible(transcript.session.cap, point):
-                transcript.require_refusal(fed[:, :1], bad)
+                transcript.require_inadmissible_depth_refused(fed[:, :1], bad)
             transcript.feed(fed, obeyed)
-        judge.require_trajectories(transcript.build_trajectories())
+        judge.require_trajectories_match_lens(transcript.build_trajectories())
     return judge.tally.to_finding()
 
 
@@ -109,7 +109,7 @@ def check_rollback(
         for at, depth in enumerate(np.linspace(transcript.session.cap, 1, half).round().astype(np.int64)):
             transcript.feed(continuations[:, at : at + 1], depth[:, None])
         for trajectory in transcript.build_trajectories():
-            judge.require_trajectory(trajectory)
+            judge.require_trajectory_matches_lens(trajectory)
         spent, before = _executed_tokens(transcript.session.work), transcript.session.cap.copy()
         lengths = np.array([min(KEPT_TOKENS + row, half - 1) for row in range(len(prompts))])
         transcript.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + lengths)
@@ -127,7 +127,7 @@ def check_rollback(
                 transcript.session.commit(transcript.session.length.copy())
         for trajectory in transcript.build_trajectories():
             differing = count_logits_unlike_full_depth(
-                judge.require_trajectory(trajectory), trajectory, judge.tolerance
+                judge.require_trajectory_matches_lens(trajectory), trajectory, judge.tolerance
             )
             if differing == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
@@ -217,7 +217,7 @@ def check_session_isolation(
         _drop_two(transcript, rng, backwards=True)
         for column in alone:
             feed_at_cap(column)
-        judge.require_trajectories([*transcript.build_trajectories(), *others_did])
+        judge.require_trajectories_match_lens([*transcript.build_trajectories(), *others_did])
     return judge.tally.to_finding()
 
 
@@ -267,5 +267,5 @@ def check_feed_last_argument(
                 heads == expected, f"work counts {heads} heads, but the logits of {expected} positions were asked for"
             )
         for trajectory in transcript.build_trajectories():
-            judge.require_trajectory(trajectory)
+            judge.require_trajectory_matches_lens(trajectory)
     return tally.to_finding()

@@ -168,9 +168,9 @@ class AuditedDecoder:
             self._compare_with_reference(judge, trajectory, prompt, emitted)
             return
         judge = replace(judge, lens=self._lens(prompt.source))
-        reference = judge.require_trajectory(trajectory)
+        reference = judge.require_trajectory_matches_lens(trajectory)
         if emitted is not None:
-            judge.require_tokens(trajectory, emitted, reference)
+            judge.require_tokens_are_argmax(trajectory, emitted, reference)
 
     def _compare_with_reference(
         self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
@@ -373,7 +373,9 @@ def check_timed_requests(
                 with prefix_raised_complaints(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
                         trajectory = _full_depth_trajectory(row, request.prompts[row], emitted[row], full)
-                        judge.require_tokens(trajectory, emitted[row], judge.require_trajectory(trajectory))
+                        judge.require_tokens_are_argmax(
+                            trajectory, emitted[row], judge.require_trajectory_matches_lens(trajectory)
+                        )
     return _all_excused("timed", tally)
 
 

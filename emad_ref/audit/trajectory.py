@@ -156,7 +156,7 @@ class Judge:
         lens.announce_sequences(((each.tokens, each.first) for each in trajectories), self.point.readout_layers)
         return replace(self, lens=lens)
 
-    def require_trajectory(self, trajectory: Trajectory) -> LensReference:
+    def require_trajectory_matches_lens(self, trajectory: Trajectory) -> LensReference:
         """Require right depths, signals and (if shown) logits; return the lens' reference for the decided positions."""
         reference = self.compute_reference(trajectory)
         self.tally.n += len(reference.logits)
@@ -165,8 +165,8 @@ class Judge:
         )
 
     def _judge_decisions(self, trajectory: Trajectory, reference: LensReference) -> None:
-        self.require_depths(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
-        self.require_logits(trajectory, reference)
+        self.require_depths_follow_rule(trajectory, reference.signal, reference.rows, reference.signal_tolerance)
+        self.require_logits_match_lens(trajectory, reference)
 
     def _judge_with_tolerances(
         self, trajectory: Trajectory, reference: LensReference, judged: Callable[[LensReference], None]
@@ -207,14 +207,14 @@ class Judge:
         assert self.lens is not None, "only replay is judged without a lens"
         return compute_reference(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
-    def require_trajectories(self, trajectories: Sequence[Trajectory]) -> None:
+    def require_trajectories_match_lens(self, trajectories: Sequence[Trajectory]) -> None:
         """Require right trajectories; discriminating are positions with other logits than full depth's.
 
         Without forced depths ``count_context_dependent_logits`` counts discriminating positions.
         """
         ahead = self.with_lens_prefetch(trajectories)
         for trajectory in trajectories:
-            reference = ahead.require_trajectory(trajectory)
+            reference = ahead.require_trajectory_matches_lens(trajectory)
             if self.forces:
                 self.tally.discriminating += count_logits_unlike_full_depth(reference, trajectory, self.tolerance)
             else:
@@ -233,7 +233,7 @@ class Judge:
             count += int(np.abs(logits - alone).max() > self.tolerance)
         return count
 
-    def require_depths(
+    def require_depths_follow_rule(
         self,
         trajectory: Trajectory,
         reference: Floats,
@@ -283,7 +283,7 @@ class Judge:
         )
         self.tally.ties += int(wrong.sum())
 
-    def require_logits(self, trajectory: Trajectory, reference: LensReference) -> None:
+    def require_logits_match_lens(self, trajectory: Trajectory, reference: LensReference) -> None:
         """Require that shown logits are those of the rule at the claimed depths, or of a full head at forced depths."""
         actual = trajectory.logits
         if actual is None or not len(actual):
@@ -304,7 +304,7 @@ class Judge:
             )
             self._refute(trajectory, int(positions[at]), complaint)
 
-    def require_tokens(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
+    def require_tokens_are_argmax(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         """Require that each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
         self._judge_with_tolerances(
             trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
@@ -406,7 +406,7 @@ class CheckedSession:
             raise
         self._write(step, tokens.shape[1], tokens.shape[1] if last is None else last, depth)
 
-    def require_refusal(self, tokens: Ints, depth: Ints) -> None:
+    def require_inadmissible_depth_refused(self, tokens: Ints, depth: Ints) -> None:
         """If depths are forced, require that inadmissible ``depth`` [rows, n] is refused and changes no state."""
         if not self.forces:
             return

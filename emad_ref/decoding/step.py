@@ -176,7 +176,7 @@ class AdaptiveForward:
                 break
             running = _RunningRows.of(running.rows[going], cap, step.by_rule)
             before = None if before is None else before[going]
-            self.probe.keep_rows(torch.from_numpy(going).to(hidden.device))
+            self.probe.keep_running_rows(torch.from_numpy(going).to(hidden.device))
         flow.finish()
         assert logits is not None, "every row stops at its cap at the latest"
         return StepOutput(logits, depth, signal, step.cap)

@@ -217,7 +217,7 @@ def _force_layerwise(
             require_finite(logits.amax(dim=-1), "at the depth of emission")
             columns.predict(stopped[some], logits, target[here])
         running = running[~stops]
-        probe.keep_rows(index(np.flatnonzero(~stops)))
+        probe.keep_running_rows(index(np.flatnonzero(~stops)))
         if layer < point.ceiling and len(left := np.flatnonzero(columns.depth)):
             here = index(left)
             below = exits[here]

@@ -30,7 +30,7 @@ from emad_ref.record import Floats, Ints
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.datasets import PUBLISHED, PublishedPairs, has_task_file, load_seq2seq_pairs, task_file_names
 from emad_ref.tasks.metrics import compute_samsum_metrics, compute_squad_metrics
-from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_pairs
+from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_source_target_pairs
 
 WORLD = "world:pairs"
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
@@ -170,7 +170,7 @@ class EarlyExitTasks:
         """
         subject = self._subject
         if TASKS[name].corpus == WORLD:
-            stream = generate_pairs(TASKS[name].kind, "calibrate", None, subject.seed)
+            stream = generate_source_target_pairs(TASKS[name].kind, "calibrate", None, subject.seed)
         else:
             judged = {pair.text for pair in self.load_items(name).pairs}
             stream = (pair for pair in self._published(name, None).pairs if pair.text not in judged)
@@ -199,7 +199,9 @@ class EarlyExitTasks:
     def _read(self, name: str) -> TaskItems:
         subject, count = self._subject, ITEMS[self._subject.budget.name]
         if TASKS[name].corpus == WORLD:
-            return self._tokenised(name, tuple(generate_pairs(TASKS[name].kind, "evaluate", count, subject.seed)), "")
+            return self._tokenised(
+                name, tuple(generate_source_target_pairs(TASKS[name].kind, "evaluate", count, subject.seed)), ""
+            )
         published = self._published(name, count)
         return self._tokenised(
             name, published.pairs, f"{len(published.pairs)} of {published.of:,} pairs of {published.file.name}"

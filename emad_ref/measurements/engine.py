@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 
 from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.audit.log_probs import generate_greedy_log_probs, log_probs_malformed_reason, truncated_divergence
-from emad_ref.audit.sampling import SampledRow, pit_values_by_rank
+from emad_ref.audit.sampling import SampledRow, pit_values_in_rank_order
 from emad_ref.audit.token_comparison import check_same_tokens
 from emad_ref.audit.tolerances import DTYPES, UNIT_ROUNDOFF
 from emad_ref.decoding.partner import Partner
@@ -242,7 +242,7 @@ class EngineAnswers:
         for temperature in TEMPERATURES:
             rows = [self._drawn_twice(prompts, temperature, rng) for _ in range(DRAWS)]  # [draws][documents][2]
             placed = [
-                [pit_values_by_rank(row, temperature, rng) for draw in rows for row in draw[at]]
+                [pit_values_in_rank_order(row, temperature, rng) for draw in rows for row in draw[at]]
                 for at in range(len(prompts))
             ]
             head[temperature] = ByDocument.from_whole_documents(

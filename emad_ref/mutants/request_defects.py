@@ -110,13 +110,13 @@ def leaked_items(holder: Any, name: str = "kept") -> list[Any]:
     return held
 
 
-def leak_closed_sessions(open_session: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
+def retain_memory_of_closed_sessions(open_session: Any, decoder: Any, *arguments: Any, **named: Any) -> Any:
     session = open_session(*arguments, **named)
     leaked_items(decoder).append(session._store)
     return session
 
 
-def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
+def retain_memory_of_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
     for row, left in enumerate(length.tolist()):
         for layer in session._store.cache.layers:
             if row in layer.row_ids:
@@ -124,7 +124,7 @@ def leak_rolled_back_kv(rollback: Any, session: Any, length: Ints) -> None:
     rollback(length)
 
 
-def leak_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
+def retain_memory_of_first_layer_kv(original: Any, session: Any, *arguments: Any) -> None:
     """K/V of the first layer outlive the call, for several rows or a closed session."""
     if len(session._trail) > 1 or not arguments:
         layer = session._store.cache.layers[0]
@@ -210,7 +210,7 @@ def begin_with_aborted_token(begin: Any, decoder: Any, prompts: Sequence[Prompt]
     return begin(prompts, max_new)
 
 
-def leak_aborted_request(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
+def retain_memory_of_aborted_request(generate: Any, decoder: Any, prompts: Sequence[Prompt], *arguments: Any) -> Record:
     try:
         record: Record = generate(prompts, *arguments)
     except BaseException:
@@ -486,14 +486,17 @@ MUTANTS = (
            mutate(cache=shared_buffer_overrides(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))),
            SESSIONS, r"row \d, position \d+"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
-           mutate(_open=leak_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
+           mutate(_open=retain_memory_of_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",
-           mutate(session={"rollback": leak_rolled_back_kv}), MEMORY, r"memory grew by \d+ MB in one session"),
+           mutate(session={"rollback": retain_memory_of_rolled_back_kv}), MEMORY,
+           r"memory grew by \d+ MB in one session"),
     *make_mutants_for_test("memory", MEMORY, r"memory grew by",
-        ("memory-of-one-layer", "K/V of one layer are kept for ever", mutate(session={"close": leak_first_layer_kv})),
-        ("memory-after-drop", "K/V of one layer are kept after drop", mutate(session={"drop": leak_first_layer_kv})),
+        ("memory-of-one-layer", "K/V of one layer are kept for ever",
+         mutate(session={"close": retain_memory_of_first_layer_kv})),
+        ("memory-after-drop", "K/V of one layer are kept after drop",
+         mutate(session={"drop": retain_memory_of_first_layer_kv})),
         ("memory-after-commit", "K/V of one layer are kept after commit",
-         mutate(session={"commit": leak_first_layer_kv}))),
+         mutate(session={"commit": retain_memory_of_first_layer_kv}))),
     Mutant("arrays-reused", "arrays", "each step's logits are written over the last ones",
            mutate(session={"feed": reuse_logits_buffer}), SESSIONS, r"step\.logits of call \d+ has changed"),
     Mutant("arrays-live", "arrays", "length is the session's own array", mutate(session={"length": return_live_length}),
@@ -615,5 +618,5 @@ MUTANTS = (
         ("sessions-close-the-newest", "closing a session frees the one opened last",
          mutate(session={"close": close_newest_session}, start=remember_open_sessions)),
         ("sessions-aborted-request", "what an aborted request left goes into the next one",
-         mutate(start_with_room=begin_with_aborted_token, generate=leak_aborted_request))),
+         mutate(start_with_room=begin_with_aborted_token, generate=retain_memory_of_aborted_request))),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Probe of an operating point: reads each row's signal after a layer, and the logits from which a stopping row emits.
 
 ``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the readout of rows that stop
-without logits. Some probes remember shallower layers of the same step: ``begin_step`` forgets them, ``keep_rows`` drops
-the rows that stopped.
+without logits. Some probes remember shallower layers of the same step: ``begin_step`` forgets them,
+``keep_running_rows`` drops the rows that stopped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BaseProbe:
     def begin_step(self) -> None:
         """Nothing to forget."""
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         """Nothing to drop."""
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
@@ -99,7 +99,7 @@ class SaturationProbe(BaseProbe):
             to_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[column]}"), None
         )
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         self.below = None if self.below is None else self.below[rows]
 
 
@@ -117,7 +117,7 @@ class ContrastProbe(BaseProbe):
         self.log_probs[layer] = log_probabilities(logits)
         return get_score_function(self.point.signal)(_parameters(self.point), layer, logits, self.log_probs)
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         self.log_probs = {layer: log_q[rows] for layer, log_q in self.log_probs.items()}
 
 
@@ -160,7 +160,7 @@ class PrunedProbe(BaseProbe):
             output.signal, self.race.scatter_to_vocabulary(output.logits), self.race.macs_per_row(self.stepper.geometry)
         )
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         if self.race is not None and self.confidence is not None:
             self.race, self.confidence = self.race.keep_rows(rows), self.confidence[rows]
 
@@ -180,7 +180,7 @@ def _parameters(point: OperatingPoint) -> ConfidenceParameters:
 
 
 def require_same_rows(remembered: int, read: int) -> None:
-    """Check that the rows read are those remembered, since ``keep_rows`` must follow every stop of rows."""
+    """Check that the rows read are those remembered, since ``keep_running_rows`` must follow every stop of rows."""
     assert remembered == read, f"{remembered} rows are remembered, {read} are shown"
 
 
@@ -208,7 +208,7 @@ class Probe(Protocol):
     def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
         """Read states [rows, D] after ``point.probes[column]``. Raises NotFinite."""
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         """Keep only these rows (int64 indices into the running ones) for deeper probes."""
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
@@ -247,7 +247,7 @@ class PreviousTop1AgreementProbe(BaseProbe):
         require_same_rows(len(before), len(hidden))
         return ProbeOutput(torch.where(best == before, log_p.exp(), 0.0), logits)
 
-    def keep_rows(self, rows: Tensor) -> None:
+    def keep_running_rows(self, rows: Tensor) -> None:
         self.before = None if self.before is None else self.before[rows]
 
 

@@ -253,7 +253,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if corpus.strip() and is_folder(path):  # a blank name would be the current folder
         return iterate_folder_split_documents(path, split)
     if is_file(path):
-        return iterate_file_documents_in_quarters(path, WHOLE[split])
+        return iterate_documents_of_given_quarters(path, WHOLE[split])
     if os.path.exists(corpus):
         kind = describe_file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
@@ -277,7 +277,7 @@ def split_document_range(total: int, quarters: Quarters) -> tuple[int, int]:
     return first, end
 
 
-def iterate_file_documents_in_quarters(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
+def iterate_documents_of_given_quarters(path: Path, quarters: Quarters, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The documents in ``quarters`` of a file, which is read twice, first to count them: it may not fit into memory."""
     first, end = split_document_range(sum(1 for _ in iterate_file_documents(path, fields)), quarters)
     neighbours = first > 0 and path.suffix == ".txt" and not has_wikitext_headings(path)
@@ -301,7 +301,7 @@ def iterate_folder_split_documents(
     return (
         iterate_file_documents(chosen, fields)
         if split == "evaluate"
-        else iterate_file_documents_in_quarters(chosen, WITHOUT_TEST[split], fields)
+        else iterate_documents_of_given_quarters(chosen, WITHOUT_TEST[split], fields)
     )
 
 

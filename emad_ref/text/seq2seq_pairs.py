@@ -315,7 +315,9 @@ def _pair(task: TextTask, item: _PairText) -> SourceTarget:
     return SourceTarget(task, format_source(task, item.text, item.question), item.target, (item.target,), item.text)
 
 
-def generate_pairs(task: TextTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
+def generate_source_target_pairs(
+    task: TextTask, split: Split, limit: int | None, seed: int = 0
+) -> Iterator[SourceTarget]:
     """``limit`` pairs of a task, endless for None; the same (task, split, seed) gives the same pairs.
 
     Raises:

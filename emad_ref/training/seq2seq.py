@@ -47,7 +47,7 @@ from emad_ref.text.seq2seq_pairs import (
     SourceTarget,
     TextTask,
     generate_corrupted_pairs,
-    generate_pairs,
+    generate_source_target_pairs,
 )
 from emad_ref.training import causal
 from emad_ref.training.recipe import Recipe, TrainingFamily
@@ -102,7 +102,7 @@ def tokenizer_pieces() -> tuple[str, ...]:
     lexicon = [f" {word}" for word in dict.fromkeys((*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *numbers))]
     seen: Counter[str] = Counter()
     for task in SHARES:
-        for pair in generate_pairs(task, "train", READ_FOR_WORDS):
+        for pair in generate_source_target_pairs(task, "train", READ_FOR_WORDS):
             seen.update(WORD.findall(f" {pair.source}"))
             seen.update(WORD.findall(f" {pair.target}"))
     # no pair has the sentence about a home
@@ -195,7 +195,7 @@ def iterate_training_pairs(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
     """Endless training pairs of the recipe's stage."""
     if not recipe.starts_from:
         yield from generate_corrupted_pairs("train", None, recipe.seed)
-    streams = {task: generate_pairs(task, "train", None, recipe.seed) for task in SHARES}
+    streams = {task: generate_source_target_pairs(task, "train", None, recipe.seed) for task in SHARES}
     while True:
         for task, share in SHARES.items():
             yield from islice(streams[task], share)

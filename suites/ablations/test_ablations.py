@@ -37,7 +37,7 @@ def require_net_at_most_gross(rows: Rows) -> None:
     assert all(row["net reduction %"] <= row["gross reduction %"] for row in rows)
 
 
-def require_full_depth_first(rows: Rows) -> None:
+def require_first_row_is_full_depth(rows: Rows) -> None:
     assert (rows[0]["rise %"], rows[0]["net reduction %"]) == (0.0, 0.0)
 
 
@@ -65,7 +65,7 @@ def test_calibration_corpus(ablate: Ablate) -> None:
 def test_conditioning(ablate: Ablate) -> None:
     """Thresholds per bin of one or two token features, against one threshold."""
     rows = ablate(ablations.ablate_conditioning)
-    require_full_depth_first(rows)
+    require_first_row_is_full_depth(rows)
     require_net_at_most_gross(rows)
     assert all(row["fallen back"] <= row["bins"] for row in rows)
     for features in {row["features"] for row in rows}:
@@ -122,7 +122,7 @@ def test_interpolation(ablate: Ablate) -> None:
 def test_margin(ablate: Ablate) -> None:
     """Quality against FLOPs saved, by margin."""
     rows = ablate(ablations.ablate_margin)
-    require_full_depth_first(rows)
+    require_first_row_is_full_depth(rows)
     require_net_at_most_gross(rows)
     assert all(less["mean depth"] <= more["mean depth"] for less, more in pairwise(rows[1:])), "deeper by margin"
 
@@ -145,6 +145,6 @@ def test_schedule(ablate: Ablate, emad_evidence: ModelMeasurements) -> None:
 def test_probe_stride(ablate: Ablate) -> None:
     """More or fewer probes: FLOPs saved and quality lost."""
     rows = ablate(ablations.ablate_stride)
-    require_full_depth_first(rows)
+    require_first_row_is_full_depth(rows)
     require_net_at_most_gross(rows)
     assert all(row["mean depth"] >= int(row["layers"].split(",")[0]) for row in rows[1:])

@@ -322,7 +322,6 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     """The note of the race counts every leg of the run."""
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
-        time_point_by_batch_size=lambda point: {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())},
         check_point_outputs=lambda timed, point: Finding("timed", True, "", 1, 0),
         compiled_unavailable_reason="",
         lookup_unavailable_reason="",
@@ -331,8 +330,9 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
         time_extra_batch_sizes=lambda point: {},
     )
     known = SimpleNamespace(latency=stopwatch)
+    timed = {1: TimingResult(SimpleNamespace(seconds=seconds), [], {}, ())}
     question = ClaimContext(F2, "m", np.random.default_rng(0), other_legs=4)
-    found = speedup.measure_speedup(known, "the point", unusable)
+    found = speedup.measure_speedup(known, "the point", unusable, timed)
     assert speedup.decide_speedup(found, question).verdict == outcome
     assert speedup.make_speedup_attachments(found, known, "the point", question).notes == (
         ("the point", 1.10, 5),

@@ -365,7 +365,7 @@ def patched(request, monkeypatch):
         monkeypatch.setattr(finding, "TIE_LIMIT", 1.0)
         monkeypatch.setattr(finding, "Tally", type("Tally", (finding.Tally,), {}))
         monkeypatch.setattr(recorder.Recorder, "record_note", functools.partialmethod(print))
-        monkeypatch.setattr(suite_support.Auditor, "__call__", lambda self, found: None)
+        monkeypatch.setattr(suite_support.AuditFindingGate, "__call__", lambda self, found: None)
 
 def pytest_collection_modifyitems(items):
     for item in items:
@@ -405,7 +405,7 @@ def test_a_part_of_ours_that_is_replaced_is_named(
         "emad_ref.audit.finding.TIE_LIMIT",
         "emad_ref.audit.finding.Tally",
         "pytest_emad.recorder.Recorder.record_note",
-        "pytest_emad.suite_support.Auditor.__call__",
+        "pytest_emad.suite_support.AuditFindingGate.__call__",
     }
     assert {what.rpartition(".")[2] for what in named if "emad_ref" in what} == {
         "check_same_tokens",
@@ -413,7 +413,7 @@ def test_a_part_of_ours_that_is_replaced_is_named(
         "Tally",
     }
     assert named["fixture emad_rng"].startswith(conftest)
-    assert named["pytest_emad.suite_support.Auditor.__call__"].startswith(conftest)
+    assert named["pytest_emad.suite_support.AuditFindingGate.__call__"].startswith(conftest)
     assert "a run with another judge proves nothing" in one(project, "replaced: fixture emad_rng by")
     assert cli.main(["verify", str(project.path / "out")]) == 1
     assert "replaced: fixture emad_rng by" in capsys.readouterr().err

@@ -100,11 +100,11 @@ def test_the_commit_of_the_users_own_repository_is_named(project: pytest.Pyteste
 AUDITED = """
 import pytest
 from emad_ref.audit.finding import Finding
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 
 @pytest.mark.parametrize("passed", [True, False, None])
 def test_audit(emad_record, emad_settings, passed):
-    Auditor(None, 0.0, emad_settings, emad_record)(Finding("rows", passed, "as seen", 7, 1))
+    AuditFindingGate(None, 0.0, emad_settings, emad_record)(Finding("rows", passed, "as seen", 7, 1))
 """
 
 

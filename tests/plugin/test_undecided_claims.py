@@ -281,10 +281,10 @@ def pytest_runtest_makereport():
 """
 REFUTED = """
 from emad_ref.audit.finding import Finding
-from pytest_emad.suite_support import Auditor
+from pytest_emad.suite_support import AuditFindingGate
 def test_sampling(opened, emad_settings, emad_record):
     opened()
-    Auditor(None, 0.0, emad_settings, emad_record)(Finding("rows", False, "row 2 is off", 7, 1))
+    AuditFindingGate(None, 0.0, emad_settings, emad_record)(Finding("rows", False, "row 2 is off", 7, 1))
 """
 
 

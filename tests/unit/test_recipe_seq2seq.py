@@ -23,7 +23,7 @@ from emad_ref.text.seq2seq_pairs import (
     THINGS,
     TOWNS,
     generate_corrupted_pairs,
-    generate_pairs,
+    generate_source_target_pairs,
 )
 from emad_ref.training import seq2seq as module
 from emad_ref.training.loop import get_recipe, train
@@ -77,7 +77,7 @@ def test_every_text_comes_back(words):
         *(
             text
             for task in SHARES
-            for pair in generate_pairs(task, "evaluate", 50)
+            for pair in generate_source_target_pairs(task, "evaluate", 50)
             for text in (pair.source, pair.target)
         ),
         "Ben will, on that day.",  # a name that is not in the lexicon
@@ -103,7 +103,9 @@ def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_cl
         assert words.encode(f"Who has {word}?")[2] == one, word
     unknown = words.unk_token_id
     assert not any(
-        unknown in words.encode(pair.source) for task in SHARES for pair in generate_pairs(task, "validate", 50)
+        unknown in words.encode(pair.source)
+        for task in SHARES
+        for pair in generate_source_target_pairs(task, "validate", 50)
     )
 
 
@@ -142,7 +144,9 @@ def test_each_stage_trains_on_its_own_pairs_of_the_train_split():
     first = list(islice(iterate_training_pairs(MICRO), 6))
     assert first == list(generate_corrupted_pairs("train", 6))
     tuning = list(islice(iterate_training_pairs(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
-    qa, summary, count = (list(generate_pairs(task, "train", 2 * share)) for task, share in SHARES.items())
+    qa, summary, count = (
+        list(generate_source_target_pairs(task, "train", 2 * share)) for task, share in SHARES.items()
+    )
     assert tuning == [*qa[:4], summary[0], *count[:3], *qa[4:], summary[1], *count[3:]]
 
 
@@ -241,7 +245,7 @@ def test_three_steps_train_the_same_model_each_time_and_save_what_transformers_l
     # a table row of a distance in no text has no gradient, but AdamW and Muon change every table and matrix
     assert all(not torch.equal(first[name], start[name]) for name in first)
     read = AutoTokenizer.from_pretrained(tmp_path / "first")
-    text = next(generate_pairs("qa", "evaluate", 1)).source
+    text = next(generate_source_target_pairs("qa", "evaluate", 1)).source
     assert read.encode(text) == words.encode(text)
     assert read.decode(read.encode(text), skip_special_tokens=True) == text
 
@@ -299,7 +303,9 @@ def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
 @pytest.mark.parametrize("name", BUNDLED)
 def test_generate_of_transformers_runs_on_them(bundled, words, name):
     """Its cache size comes from the config: with the encoder's depth it would be four layers short."""
-    read = words([pair.source for pair in generate_pairs("qa", "validate", 2)], padding=True, return_tensors="pt")
+    read = words(
+        [pair.source for pair in generate_source_target_pairs("qa", "validate", 2)], padding=True, return_tensors="pt"
+    )
     asked = {"input_ids": read.input_ids, "attention_mask": read.attention_mask}
     out = bundled[name].generate(
         **asked, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
@@ -321,7 +327,7 @@ def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_lon
 
 
 def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bundled, words):
-    asked = list(generate_pairs("qa", "validate", 40))
+    asked = list(generate_source_target_pairs("qa", "validate", 40))
     first, tuned = (
         sum(out == pair.target for out, pair in zip(written(bundled[name], words, asked), asked, strict=True))
         for name in BUNDLED
@@ -332,7 +338,7 @@ def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bund
 
 def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, words):
     """The whole summary, letter by letter, because the pre-trained model's output only shares words with it."""
-    told = list(generate_pairs("summary", "validate", 40))
+    told = list(generate_source_target_pairs("summary", "validate", 40))
     first, tuned = (
         sum(out == pair.target for out, pair in zip(written(bundled[name], words, told), told, strict=True))
         for name in BUNDLED
@@ -344,7 +350,9 @@ def test_the_tuned_model_summarises_and_the_pre_trained_one_does_not(bundled, wo
 @pytest.mark.parametrize("task", ["qa", "summary"])
 def test_early_layers_of_the_tuned_model_know_much_and_the_last_knows_more(bundled, words, task):
     """Otherwise exits would cost nothing or everything: accuracy of each layer's best token on forced targets."""
-    rows = [(words.encode(p.source), words.encode(p.target)) for p in generate_pairs(task, "validate", 40)]
+    rows = [
+        (words.encode(p.source), words.encode(p.target)) for p in generate_source_target_pairs(task, "validate", 40)
+    ]
     made = collate_batch(rows, PAD_ID)
     model = bundled["emad-t5-tiny-tuned"]
     with torch.no_grad():

@@ -141,7 +141,7 @@ def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:
     trajectory = Trajectory("row 1", np.arange(10, 16), 2, depths, np.full((4, 1), np.nan), np.zeros(4, dtype=bool))
     tally = Tally("forced")
     with pytest.raises(AuditRefutedError, match="depth must not rise"):
-        Judge(tally, None, point, 0.1).require_depths(trajectory, np.zeros((4, 1)))
+        Judge(tally, None, point, 0.1).require_depths_follow_rule(trajectory, np.zeros((4, 1)))
     assert tally.sample == {
         "point": "p",
         "row": "row 1",

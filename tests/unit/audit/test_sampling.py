@@ -86,7 +86,7 @@ def test_first_tokens_at_another_temperature_are_named() -> None:
 
 def test_places_are_those_of_the_probabilities_in_order() -> None:
     row = audited.SampledRow(0, 0, np.array([1, 0]), np.log(np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])))
-    places = audited.pit_values_by_rank(row, 1.0, np.random.default_rng(0))
+    places = audited.pit_values_in_rank_order(row, 1.0, np.random.default_rng(0))
     assert 0.7 <= places[0] <= 0.9
     assert 0.0 <= places[1] <= 0.7
 

@@ -256,7 +256,7 @@ def test_ties_are_counted_and_excused_however_many(
     def all_tied(judge: Judge, *_: object) -> None:
         judge.tally.ties += TIMED_NEW
 
-    monkeypatch.setattr(Judge, "require_tokens", all_tied)
+    monkeypatch.setattr(Judge, "require_tokens_are_argmax", all_tied)
     finding = judged(replace(honest, records={}))
     assert (finding.passed, finding.ties) == (True, 3 * TIMED_NEW)
     assert finding.detail == f"{3 * TIMED_NEW} positions compared, {3 * TIMED_NEW} ties"

@@ -45,7 +45,7 @@ def said(logits: Floats) -> LensReference:
 
 def complaint(trajectory: Trajectory, reference: Floats = REFERENCE, point: OperatingPoint = POINT) -> str | None:
     with Tally("t") as tally:
-        Judge(tally, None, point, TOLERANCE).require_depths(trajectory, reference)
+        Judge(tally, None, point, TOLERANCE).require_depths_follow_rule(trajectory, reference)
     return tally.complaint
 
 
@@ -117,7 +117,7 @@ class TestTies:
     def test_both_sides_of_a_tie_pass(self, depth: list[int], ties: int) -> None:
         with Tally("t", needed=0) as tally:
             signal = np.where(np.array(POINT.probes) > np.array(depth)[:, None], NAN, self.REFERENCE)
-            Judge(tally, None, POINT, TOLERANCE).require_depths(made(depth, signal), self.REFERENCE)
+            Judge(tally, None, POINT, TOLERANCE).require_depths_follow_rule(made(depth, signal), self.REFERENCE)
         assert tally.complaint is None
         assert tally.ties == ties
 
@@ -138,7 +138,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
     shown = reference[np.arange(5), DEPTH - 1]
     for changed, passes in ((shown, True), (reference[:, 3], False), (shown * np.nan, False), (shown[:, :5], False)):
         with Tally("t") as tally:
-            Judge(tally, None, POINT, TOLERANCE).require_logits(made(logits=changed), said(reference))
+            Judge(tally, None, POINT, TOLERANCE).require_logits_match_lens(made(logits=changed), said(reference))
         assert (tally.complaint is None) is passes
 
 
@@ -166,7 +166,7 @@ def test_a_complaint_stands_unless_the_measured_rounding_of_its_position_explain
     row = made([4] * 5, np.full((5, 2), NAN), logits=shown)
     tally = Tally("t", needed=0)
     with tally:
-        Judge(tally, lens, point, TOLERANCE).require_trajectory(row)
+        Judge(tally, lens, point, TOLERANCE).require_trajectory_matches_lens(row)
     assert (tally.complaint is None) is passes, tally.complaint
     assert lens.measured == [(2 + at, (1, 2, 4))]  # type: ignore[attr-defined]  # once, of that position alone
     assert ("rounding allows up to 0.02 at 1 of the positions" in tally.to_finding().detail) is (at == 1)
@@ -184,7 +184,7 @@ def test_an_entropy_may_be_off_by_more_where_it_moves_faster_than_logits(others:
     assert TOLERANCE < abs(off) < 4 * TOLERANCE
     tally = Tally("t", needed=0)
     with tally:
-        Judge(tally, lens, replace(POINT, thresholds=((0.0, 0.0),)), TOLERANCE).require_trajectory(
+        Judge(tally, lens, replace(POINT, thresholds=((0.0, 0.0),)), TOLERANCE).require_trajectory_matches_lens(
             made([4] * 5, np.full((5, 2), true + off))
         )
     assert (tally.complaint is None) is passes, tally.complaint
@@ -199,7 +199,7 @@ def test_a_signal_and_a_token_have_the_rounding_of_their_position_too() -> None:
         tally, lens = Tally("t", needed=0), RoundingLens(at=3, allowed=allowed)
         with tally:
             judge = Judge(tally, lens, POINT, TOLERANCE)
-            judge.require_tokens(row, other, judge.require_trajectory(row))
+            judge.require_tokens_are_argmax(row, other, judge.require_trajectory_matches_lens(row))
         assert (tally.complaint is None) is passes, tally.complaint
 
 
@@ -216,7 +216,7 @@ def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
         (other, tied, True, 1),
     ):
         with Tally("t") as tally:
-            Judge(tally, None, POINT, TOLERANCE).require_tokens(made(), emitted, said(logits))
+            Judge(tally, None, POINT, TOLERANCE).require_tokens_are_argmax(made(), emitted, said(logits))
         assert (tally.complaint is None, tally.ties) == (passes, ties)
 
 

@@ -41,7 +41,7 @@ from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Work
 from emad_ref.statistics.units import ByItem
 from emad_ref.tasks.metrics import token_f1
-from emad_ref.text.seq2seq_pairs import generate_pairs
+from emad_ref.text.seq2seq_pairs import generate_source_target_pairs
 from tests.small_exits import LAYERS, MINIMA, TUNED, WORLD_TASKS, few_items, published, somebodys
 from tests.unit.tasks.test_datasets import write
 
@@ -318,7 +318,7 @@ def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(mad
     asked = made(data, bundled=True).early_exits.task_items
     assert asked.names == WORLD_TASKS
     assert (asked.corpus, asked.unavailable_reasons, asked.no_task_reason) == (WORLD, {}, "")
-    assert asked.load_items("qa").pairs == tuple(generate_pairs("qa", "evaluate", ITEMS["smoke"], 0))
+    assert asked.load_items("qa").pairs == tuple(generate_source_target_pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.format_title("qa") == "world:pairs, qa"
     (note,) = asked.notes
     assert "asked world:pairs, for which it was trained, and not the files of --emad-data" in note
@@ -445,7 +445,9 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
 
 @pytest.mark.parametrize("task", WORLD_TASKS)
 def test_no_answer_of_the_world_is_cut(bundled: LoadedModel, task: str) -> None:
-    longest = max(len(bundled.tokenizer.encode(pair.target)) for pair in generate_pairs(task, "evaluate", 500))
+    longest = max(
+        len(bundled.tokenizer.encode(pair.target)) for pair in generate_source_target_pairs(task, "evaluate", 500)
+    )
     assert longest < TASKS[task].new
 
 

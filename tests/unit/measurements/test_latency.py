@@ -446,7 +446,7 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
         assert {len(prompts) for prompts in requests.prompts} == {rows}
         assert evidence.latency.check_point_outputs(requests, point).passed is True
     assert list(evidence.latency.time_point_by_batch_size(point)) == [1, 4], "the deciding batch sizes are unchanged"
-    found = speedup.measure_speedup(evidence, point, "")
+    found = speedup.measure_speedup(evidence, point, "", evidence.latency.time_point_by_batch_size(point))
     assert list(found.all_batches) == [1, 2, 4, 8, 16]
     question = asked("EMAD-F2", np.random.default_rng(0))
     verdict = speedup.decide_speedup(found, question)
@@ -470,7 +470,7 @@ def test_what_is_not_what_it_says_at_a_batch_size_of_the_sweep_falsifies(monkeyp
     """No limit of the speedup is reported from such times."""
     evidence = sweeping(monkeypatch, lying(another_token))
     point = evidence.traces.profile.point(0.0)
-    found = speedup.measure_speedup(evidence, point, "")
+    found = speedup.measure_speedup(evidence, point, "", evidence.latency.time_point_by_batch_size(point))
     honest = {rows: replace(timed, check=None) for rows, timed in found.batches.items()}
     verdict = speedup.decide_speedup(replace(found, batches=honest), asked("EMAD-F2", np.random.default_rng(0)))
     assert verdict.verdict == "falsified"

@@ -230,7 +230,7 @@ GENERATORS = ("default_rng", "Random", "manual_seed", "RandomState", "SeedSequen
 NAMES = (ast.Name, ast.Attribute)
 DRAWN_BY_SEED = (
     "examples",
-    "generate_pairs",
+    "generate_source_target_pairs",
     "load_seq2seq_pairs",
     "sampled_documents",
 )  # origin of the items and texts of a run

@@ -312,7 +312,10 @@ def running(program: str) -> SubprocessRunner:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("import sys; print('warming'); sys.exit('no such decoder')", "ended with status 1.*warming / no such decoder"),
+        (
+            "import sys; print('warming', flush=True); sys.exit('no such decoder')",
+            "ended with status 1.*warming / no such decoder",
+        ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL.*printed last: nothing"),
         ("print('all well')", "ended without a result.*all well"),
         (

@@ -205,14 +205,14 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
     whole = climb(make_probe(stepper, point), point, states)
     watch = make_probe(stepper, point)
     watch.begin_step()
-    watch.keep_rows(torch.arange(ROWS))  # before the first readout
+    watch.keep_running_rows(torch.arange(ROWS))  # before the first readout
     for i, probe in enumerate(point.probes):
         left = probe > 3
         seen = watch.read(states[probe][staying] if left else states[probe], i, work)
         expected = whole[probe].signal[staying] if left else whole[probe].signal
         assert torch.allclose(seen.signal, expected, atol=EXACT, equal_nan=True)
         if probe == 3:
-            watch.keep_rows(staying)
+            watch.keep_running_rows(staying)
 
 
 @torch.inference_mode()

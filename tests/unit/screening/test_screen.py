@@ -253,7 +253,12 @@ def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"documents": 1}, "at least 2"), ({"rise": 1.0}, "a fraction in 0–1")],
+    [
+        ({"documents": 1}, "at least 2"),
+        ({"rise": 0.0}, "above 0 and below 0.22"),
+        # the guarantee cannot hold δ = log(1 + rise) above the loss at which it clips
+        ({"rise": 0.2215}, "above 0 and below 0.22"),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong, said):
     with pytest.raises(BadArgument, match=said):

@@ -29,7 +29,7 @@ from emad_ref.text.seq2seq_pairs import (
     WINDOW,
     corrupt_text,
     generate_corrupted_pairs,
-    generate_pairs,
+    generate_source_target_pairs,
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -54,11 +54,11 @@ def restored(pair):
 
 @pytest.mark.parametrize("task", KINDS)
 def test_the_same_seed_gives_the_same_pairs_as_many_as_asked_for(task):
-    drawn = list(generate_pairs(task, "evaluate", 30))
+    drawn = list(generate_source_target_pairs(task, "evaluate", 30))
     assert len(drawn) == 30
-    assert drawn == list(generate_pairs(task, "evaluate", 30))
-    assert drawn != list(generate_pairs(task, "evaluate", 30, seed=1))
-    assert drawn == list(islice(generate_pairs(task, "evaluate", None), 30))
+    assert drawn == list(generate_source_target_pairs(task, "evaluate", 30))
+    assert drawn != list(generate_source_target_pairs(task, "evaluate", 30, seed=1))
+    assert drawn == list(islice(generate_source_target_pairs(task, "evaluate", None), 30))
     assert {pair.task for pair in drawn} == {task}
     assert all(pair.answers == (pair.target,) for pair in drawn)
     assert all(pair.text in pair.source for pair in drawn)
@@ -69,7 +69,7 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
     digest = hashlib.sha256()
     for split in SPLITS:
         for pair in (
-            *(pair for kind in KINDS for pair in generate_pairs(kind, split, 40)),
+            *(pair for kind in KINDS for pair in generate_source_target_pairs(kind, split, 40)),
             *generate_corrupted_pairs(split, 40),
         ):
             digest.update(f"{pair.source}\n{pair.target}\n".encode())
@@ -80,7 +80,8 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
 def test_no_text_stands_in_two_splits_or_twice_in_one(task):
     """Intervals resample texts: a repeated text would count twice."""
     texts = {
-        split: [pair.text for seed in (0, 1) for pair in generate_pairs(task, split, 600, seed)] for split in SPLITS
+        split: [pair.text for seed in (0, 1) for pair in generate_source_target_pairs(task, split, 600, seed)]
+        for split in SPLITS
     }
     assert all(len(set(each)) == len(each) for each in texts.values())
     for i, mine in enumerate(SPLITS):
@@ -96,7 +97,9 @@ def test_without_the_rule_splits_would_meet(monkeypatch):
         monkeypatch.setattr(module, name, getattr(seq2seq_pairs, name)[:2])
 
     def met() -> bool:
-        train, held_out = ({p.text for p in generate_pairs("summary", split, 2000)} for split in ("train", "evaluate"))
+        train, held_out = (
+            {p.text for p in generate_source_target_pairs("summary", split, 2000)} for split in ("train", "evaluate")
+        )
         return bool(train & held_out)
 
     assert not met()
@@ -121,9 +124,12 @@ def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: generate_pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary, count"),
         (
-            lambda: generate_pairs("qa", "test", 1),
+            lambda: generate_source_target_pairs("riddle", "train", 1),
+            "task='riddle', but expected one of qa, summary, count",
+        ),
+        (
+            lambda: generate_source_target_pairs("qa", "test", 1),
             "split='test', but expected one of train, calibrate, validate, evaluate",
         ),
         (lambda: generate_corrupted_pairs("test", 1), "split='test'"),
@@ -164,7 +170,7 @@ SUM = re.compile(r"How many (\w+) (did|has) (\w+) (find|now)\?")
 
 def test_every_answer_is_a_span_of_its_passage_or_is_remembered_or_is_a_sum():
     seen = Counter()
-    for pair in generate_pairs("qa", "validate", 600):
+    for pair in generate_source_target_pairs("qa", "validate", 600):
         question, passage = parts(pair)
         told = bool(re.search(rf"\b{pair.target}\b", passage))
         more = "remembered" if REMEMBERED.fullmatch(question) else "sum" if SUM.fullmatch(question) else ""
@@ -178,7 +184,7 @@ def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
     """A model that ignores the question is right at most half of the time."""
     lists = {"name": NAMES, "thing": THINGS, "place": PLACES, "colour": COLOURS}
     kinds = {word: kind for kind, words in lists.items() for word in words}
-    for pair in generate_pairs("qa", "validate", 500):
+    for pair in generate_source_target_pairs("qa", "validate", 500):
         question, passage = parts(pair)
         if pair.target in ("In the morning", "In the evening", "On that day"):
             continue  # only one event has a time: the question's first word alone selects it
@@ -192,7 +198,9 @@ def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
 
 def test_nineteen_kinds_of_question_are_asked_and_each_often():
     mask = "|".join(WORDS)
-    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in generate_pairs("qa", "train", 1700))
+    asked = Counter(
+        re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in generate_source_target_pairs("qa", "train", 1700)
+    )
     assert len(asked) == 19
     assert min(asked.values()) > 25  # 60 expected of the rarest, 0.7 / 4 / 5; 4.5 standard deviations
 
@@ -200,7 +208,7 @@ def test_nineteen_kinds_of_question_are_asked_and_each_often():
 def test_the_answers_are_what_the_passage_says_what_the_world_knows_and_what_can_be_reckoned():
     """Patterns over the sentences read the answers independently."""
     checked = Counter()
-    for pair in generate_pairs("qa", "evaluate", 850):
+    for pair in generate_source_target_pairs("qa", "evaluate", 850):
         question, passage = parts(pair)
         remembered = REMEMBERED.fullmatch(question)
         asked_for = f"Who {remembered.group(1)}?" if remembered else question
@@ -249,7 +257,7 @@ READ = [
 
 def test_a_summary_names_both_speakers_and_only_what_was_said():
     content = {*WORDS}
-    for pair in generate_pairs("summary", "validate", 500):
+    for pair in generate_source_target_pairs("summary", "validate", 500):
         speakers = set(re.findall(r"(\w+):", pair.source.removeprefix("summarize: ")))
         said = set(re.findall(r"\w+", pair.source))
         told = set(re.findall(r"\w+", pair.target))
@@ -260,7 +268,7 @@ def test_a_summary_names_both_speakers_and_only_what_was_said():
 
 def test_a_summarys_sums_are_those_of_the_dialogue():
     checked = Counter()
-    for pair in generate_pairs("summary", "validate", 400):
+    for pair in generate_source_target_pairs("summary", "validate", 400):
         if asked := re.search(r"(\d+) (\w+)(?: and (\d+) more)? to the \w+(?:, and (\d+) more\?| for me\.)", pair.text):
             held, thing, *steps = asked.groups()
             total = int(held) + int(next(filter(None, steps)))
@@ -278,7 +286,7 @@ def test_a_summarys_sums_are_those_of_the_dialogue():
 def test_the_same_outcome_is_told_in_different_words():
     """Two of five kinds of exchange, several wordings each, with and without small talk."""
     mask = "|".join(WORDS)
-    drawn = list(generate_pairs("summary", "train", 2000))
+    drawn = list(generate_source_target_pairs("summary", "train", 2000))
     shapes = {re.sub(rf"\b({mask})\b", "_", pair.source) for pair in drawn}
     outcomes = {re.sub(rf"\b({mask}|\d+)\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
     assert len(outcomes) == 5 * 4
@@ -286,7 +294,7 @@ def test_the_same_outcome_is_told_in_different_words():
 
 
 def test_small_talk_is_left_out_of_half_of_the_dialogues():
-    drawn = list(generate_pairs("summary", "train", 1000))
+    drawn = list(generate_source_target_pairs("summary", "train", 1000))
     opened = sum("I was in the" in pair.source for pair in drawn)
     assert opened == pytest.approx(500, abs=80)  # 5 standard deviations
 
@@ -297,7 +305,7 @@ def test_small_talk_is_left_out_of_half_of_the_dialogues():
 def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_left():
     """Recomputed from the sentences."""
     lengths = Counter()
-    for pair in generate_pairs("count", "evaluate", 400):
+    for pair in generate_source_target_pairs("count", "evaluate", 400):
         thing, name, story = re.fullmatch(
             r"count: How many (\w+) has (\w+) now\? context: (.+\.)", pair.source
         ).groups()
@@ -315,7 +323,7 @@ def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_l
 
 
 def test_somebody_elses_things_come_and_go_in_every_story():
-    for pair in generate_pairs("count", "evaluate", 200):
+    for pair in generate_source_target_pairs("count", "evaluate", 200):
         names = re.findall(r"(\w+) (?:has|finds|loses) \d", pair.text)
         assert len(set(names)) == 2
         assert min(Counter(names).values()) >= 3
@@ -327,7 +335,7 @@ def test_somebody_elses_things_come_and_go_in_every_story():
 @given(SEEDS)
 def test_source_and_target_together_give_the_words_back(seed):
     rng = random.Random(seed)
-    text = next(generate_pairs("summary", "train", None, seed)).text
+    text = next(generate_source_target_pairs("summary", "train", None, seed)).text
     pair = corrupt_text(text, rng)
     words = restored(pair).split()
     original = text.split()
