@@ -120,7 +120,7 @@ def _is_work_by_model(counts: Any) -> bool:
     return isinstance(counts, Mapping) and all(isinstance(work, Work) for work in counts.values())
 
 
-def require_decoder_capabilities(decoder: Any) -> Capabilities:
+def require_wellformed_capabilities(decoder: Any) -> Capabilities:
     """The ``capabilities`` of ``decoder``.
 
     Raises:
@@ -182,7 +182,7 @@ class GuardedDecoder:
 
     @property
     def capabilities(self) -> Capabilities:
-        return require_decoder_capabilities(self._decoder)
+        return require_wellformed_capabilities(self._decoder)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._decoder, name)

@@ -21,7 +21,7 @@ from emad_ref.statistics.goldens import (
     AcceptedOutcomes,
     Change,
     KnownVerdicts,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     compare_verdict_with_record,
     list_changes_from_shipped_register,
     verdict_key_fields,
@@ -71,7 +71,7 @@ class Recorder:
             *list_changes_from_shipped_register(register, settings.gate_claims),
         ]
         self._model = ""  # the test's model: the first one recorded
-        self._run = RunSeedBudgetOptions(study.seed, study.budget.name, ", ".join(options))
+        self._run = VerdictConditions(study.seed, study.budget.name, ", ".join(options))
 
     def record_claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
         """Record a verdict, then fail or warn by ``statistics.gate``.

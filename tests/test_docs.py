@@ -17,7 +17,7 @@ from emad_ref.models.loading import load
 from emad_ref.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     find_golden_folder,
     load_known_verdicts_from_folders,
     verdict_key_fields,
@@ -212,7 +212,7 @@ def held(claim: str, verdict: str, model: str, corpus: str) -> int:
     """Return 1 if the record has the verdict, 0 if it depends on the machine."""
     if load_register()[claim].requires in MACHINE_BOUND:
         return 0
-    known, circumstances = load_known_verdicts_from_folders([find_golden_folder()]), RunSeedBudgetOptions(0, "smoke")
+    known, circumstances = load_known_verdicts_from_folders([find_golden_folder()]), VerdictConditions(0, "smoke")
     pair = "+".join(load(name).fingerprint for name in ("emad-nano", "emad-tiny"))
     keys = [
         verdict_key_fields(claim, name, read, circumstances)

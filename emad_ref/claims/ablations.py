@@ -69,7 +69,7 @@ def _equal_flops_leg(met: EqualFlopsComparison, asked: ClaimContext, threshold: 
 
 
 @dataclass(frozen=True)
-class ProfileShiftEvidence:
+class ForeignProfileEvidence:
     """Families on the same documents, losses in nats: ``own`` and ``plain`` at m = 0.
 
     ``plain`` has thresholds of the corpus ``foreign``, and so have the ``remedies``, by name.
@@ -81,7 +81,7 @@ class ProfileShiftEvidence:
     foreign: str
 
 
-def decide_profile_shift(found: ProfileShiftEvidence, asked: ClaimContext) -> Verdict:
+def decide_foreign_profile_remedies(found: ForeignProfileEvidence, asked: ClaimContext) -> Verdict:
     """EMAD-E6: a leg per remedy, its damage minus that of plain foreign thresholds, at the same net FLOPs.
 
     Own, foreign and conditioned thresholds have m = 0. Each gives some documents full depth instead, so that all have
@@ -136,7 +136,7 @@ def _lost_text(damage: EqualFlopsComparison) -> str:
     return f" at {damage.saving:.1%} net: {found.value:.4f} nats per token [{found.low:.4f}, {found.high:.4f}]"
 
 
-def make_unmet_profile_shift_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+def make_unmet_foreign_profile_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """The verdict if quality, a second corpus or savings of the own profile are absent; None if all are present."""
     absent = make_unmet_quality_verdict(evidence, asked)
     if absent is None and evidence.on_shifted_corpus is None:
@@ -150,7 +150,7 @@ def _own_family(evidence: ModelMeasurements) -> PointFamily:
     return evidence.baseline_comparison.make_family_of_points([evidence.traces.calibrate_profile().point(0.0)])
 
 
-def gather_profile_shift(evidence: ModelMeasurements) -> ProfileShiftEvidence:
+def gather_foreign_profile(evidence: ModelMeasurements) -> ForeignProfileEvidence:
     """Point families of own and foreign profiles; the evidence must have a second corpus."""
     assert evidence.on_shifted_corpus is not None, "asked of a model that another corpus shifts"
     rivals, foreign = evidence.baseline_comparison, evidence.on_shifted_corpus.traces
@@ -162,7 +162,7 @@ def gather_profile_shift(evidence: ModelMeasurements) -> ProfileShiftEvidence:
     saved = NetSavingFunction(rivals.validation_trace, rivals.geometry)
     remedies = {"×".join(features): default(foreign.calibrate_profile(features=features)) for features in CONDITIONINGS}
     remedies[MARGIN] = rivals.make_family_of_points(margin_points(plain, saved, SETTINGS_PER_FAMILY))
-    return ProfileShiftEvidence(_own_family(evidence), default(plain), remedies, evidence.on_shifted_corpus.corpus)
+    return ForeignProfileEvidence(_own_family(evidence), default(plain), remedies, evidence.on_shifted_corpus.corpus)
 
 
 def make_baseline_question(claim: str, family: str) -> Question[ModelMeasurements]:
@@ -183,9 +183,9 @@ QUESTIONS = (
     make_baseline_question("EMAD-R4", "chunked"),  # EMAD's profile, but decided once per chunk of tokens
     make_model_question(
         "EMAD-E6",
-        gather_profile_shift,
-        decide_profile_shift,
-        premise=make_unmet_profile_shift_verdict,
+        gather_foreign_profile,
+        decide_foreign_profile_remedies,
+        premise=make_unmet_foreign_profile_verdict,
         legs=lambda study, layers: len(CONDITIONINGS) + 1,
     ),
 )

@@ -23,8 +23,8 @@ from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
     Side,
-    build_count_leg,
     build_leg_test,
+    build_measured_count_leg,
     decide_legs,
     judge_against_threshold,
     not_applicable_verdict,
@@ -374,10 +374,12 @@ def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimC
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 
 
-def add_flop_evidence_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
+def add_flop_evidence_grade_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
     """``verdict`` with a last leg about the evidence for its FLOPs; unchanged without measured legs."""
     if verdict.verdict in ("not applicable", "unmeasured"):
         return verdict
     finding = witnessed.finding
-    leg = build_count_leg(f"evidence: {witnessed.evidence_grade}", finding.n, finding.n, "looked at", finding.detail)
+    leg = build_measured_count_leg(
+        f"evidence: {witnessed.evidence_grade}", finding.n, finding.n, "looked at", finding.detail
+    )
     return replace(verdict, legs=(*verdict.legs, leg))

@@ -28,7 +28,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.screening.guarantee import EXCESS
 from emad_ref.statistics.estimate import Estimate, needed_sample_size
-from emad_ref.statistics.legs import LEVEL, LegTest, build_count_leg, build_leg_test
+from emad_ref.statistics.legs import LEVEL, LegTest, build_leg_test, build_measured_count_leg
 from emad_ref.statistics.rates import mean_rate
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -197,12 +197,14 @@ def _undecidable_promise_leg(
 def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, unit: str) -> list[Leg]:
     """Legs about the promise's value: share of chosen exits, savings, and difference of each threshold."""
     legs = [
-        build_count_leg(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
-        build_count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
+        build_measured_count_leg(
+            f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit
+        ),
+        build_measured_count_leg(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
     ]
     for threshold, loss, depth in zip(THRESHOLDS, each.pool.mean(axis=0), each.mean_exit, strict=True):
         name, said = f"{task}, λ={threshold:g}: difference from full depth", f"mean exit {depth:.2f}"
-        legs.append(build_count_leg(name, loss, len(each.pool), "D", said))
+        legs.append(build_measured_count_leg(name, loss, len(each.pool), "D", said))
     return legs
 
 
@@ -333,7 +335,7 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
     name, least = "power of its calibration set, as stated", asked.claim.thresholds["power"]
     if found.power is None:
         return Leg(name, "unmeasured", None, None, 0, least, SHARE, "the guarantee states none")
-    leg = build_count_leg(name, found.power, found.documents, SHARE)
+    leg = build_measured_count_leg(name, found.power, found.documents, SHARE)
     if found.power >= least:
         return replace(leg, threshold=least)
     said = f"a set of {found.documents} documents certifies an exit in {found.power:.0%} of draws"

@@ -22,7 +22,7 @@ from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from emad_ref.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     unmeasured_leg,
 )
@@ -342,7 +342,7 @@ def decide_state_copying(found: StateCopies, asked: ClaimContext) -> Verdict:
                 f"{each.where}: exit", each.estimate_blocks_earlier(copied.layers, 0.0, asked.rng)
             )
         )
-        legs.append(build_count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
+        legs.append(build_measured_count_leg(f"{each.where}: same text", same.values.mean(), len(same), "share"))
     return asked.combine_legs(legs)
 
 
@@ -373,8 +373,8 @@ def decide_earlier_exit_after_finetuning(found: RuleComparisons, asked: ClaimCon
             blocks[each.where] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
         for name, side in (("pre-trained", each.theirs), ("tuned", each.ours)):
             where = f"{each.where}, {name}"
-            beside.append(build_count_leg(f"{where}: mean exit", side.mean_exit_block, len(side), "blocks"))
-            beside.append(build_count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
+            beside.append(build_measured_count_leg(f"{where}: mean exit", side.mean_exit_block, len(side), "blocks"))
+            beside.append(build_measured_count_leg(f"{where}: score", side.score.values.mean(), len(side), "score"))
     return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
@@ -401,7 +401,9 @@ def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Ver
     gains, beside = {}, found.left_out_legs
     for each in found.contests:
         full, saved = each.theirs.score, 1 - each.ours.mean_exit_block / found.layers
-        beside.append(build_count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
+        beside.append(
+            build_measured_count_leg(f"{each.where}: score at full depth", full.values.mean(), len(full), "score")
+        )
         if saved < ACTS:
             said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
             beside.append(make_undecided_leg(each.where, said, len(full)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_leg
+from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_grade_leg
 from emad_ref.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
@@ -38,7 +38,7 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry, published_geometry
 from emad_ref.statistics.accuracy import estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg, decide_legs
+from emad_ref.statistics.legs import build_measured_count_leg, build_measured_estimate_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_speedup_per_request
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -127,8 +127,8 @@ def make_flop_legs_by_part(found: PruningComparison, least: float | None) -> lis
     items, (confidence, decoding, together) = len(found.before), found.saved
     return [
         make_count_threshold_leg(f"{found.where}: confidence FLOPs", confidence, items, least),
-        build_count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
-        build_count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
+        build_measured_count_leg(f"{found.where}: decoder and confidence FLOPs", decoding, items, UNIT),
+        build_measured_count_leg(f"{found.where}: all FLOPs, encoder included", together, items, UNIT),
     ]
 
 
@@ -137,14 +137,14 @@ def make_ratio_legs_without_exit(found: NeverExiting, least: float | None) -> li
     legs = []
     for where, (confidence, decoding, _) in found.items():
         legs.append(make_count_threshold_leg(f"{where}: confidence FLOPs", confidence, 1, least))
-        legs.append(build_count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
+        legs.append(build_measured_count_leg(f"{where}: decoder and confidence FLOPs", decoding, 1, UNIT))
     return legs
 
 
 def make_count_threshold_leg(name: str, value: float, n: int, least: float | None) -> Leg:
     """A leg for a counted number against a threshold; only measured without one."""
     if least is None:
-        return build_count_leg(name, value, n, UNIT)
+        return build_measured_count_leg(name, value, n, UNIT)
     outcome: Outcome = "survived" if value >= least else "falsified"
     return Leg(name, outcome, float(value), None, n, least, UNIT, "counted", good="higher")
 
@@ -236,7 +236,7 @@ def make_pruning_question(
             )
             left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
             verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
-            return add_flop_evidence_leg(verdict, evidence.flop_verification)
+            return add_flop_evidence_grade_leg(verdict, evidence.flop_verification)
 
         return answer_early_exit_claim(evidence, asked, judged)
 
@@ -262,7 +262,7 @@ def decide_pruning_gain_by_formula(found: tuple[Iterable[PrunedModel], NeverExit
             make_count_threshold_leg(f"{where}: formula at k={kept:,}", gain, 1, asked.claim.thresholds["flop_ratio"])
         )
         legs.append(
-            build_count_leg(
+            build_measured_count_leg(
                 f"{where}: bound L/j", efficiency_gain_bound(layers, minimum), 1, UNIT, "the formula at k = 0"
             )
         )
@@ -305,7 +305,7 @@ def decide_exit_runtime(found: RuleTimings, asked: ClaimContext) -> Verdict:
                 f"{rule}: speed", estimate_speedup_per_request(full, own), f"FLOPs {saved:.2f} ×"
             )
         )
-        legs.append(build_count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
+        legs.append(build_measured_count_leg(f"{rule}: FLOPs", saved, len(own), "× fewer FLOPs"))
     return asked.combine_legs(legs)
 
 

@@ -16,10 +16,15 @@ from emad_ref.claims.base import ClaimContext
 from emad_ref.claims.early_exit_answers import make_early_exit_question
 from emad_ref.measurements.attachments import AttachedTable
 from emad_ref.measurements.early_exits import ALPHAS, EarlyExitMeasurements, LayerReadings
-from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg
+from emad_ref.statistics.legs import build_measured_count_leg, build_measured_estimate_leg
 from emad_ref.statistics.rates import estimate_entropy_slope, mean_rate
 from emad_ref.statistics.verdicts import Leg, Verdict
-from emad_ref.sweep.diagnostics import RANK_QUANTILES, expected_calibration_error, layer_reliability, rank_quantiles
+from emad_ref.sweep.diagnostics import (
+    RANK_QUANTILES,
+    expected_calibration_error,
+    layer_reliability,
+    quantiles_of_ranks_by_layer,
+)
 
 MEDIAN = RANK_QUANTILES.index(0.5)
 
@@ -70,9 +75,11 @@ def decide_token_rank(found: Readings, asked: ClaimContext) -> Verdict:
         slope = estimate_entropy_slope(ranks, read.token_counts, threshold=0.0, rng=asked.rng)
         slope = replace(slope, unit="doublings of the rank per layer")
         legs.append(build_measured_estimate_leg(f"{task}: slope of log2 rank", slope))
-        for layer, ranks in enumerate(rank_quantiles(read.ranks), start=1):
+        for layer, ranks in enumerate(quantiles_of_ranks_by_layer(read.ranks), start=1):
             legs.append(
-                build_count_leg(f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit)
+                build_measured_count_leg(
+                    f"{task}, layer {layer}: median", ranks[MEDIAN], len(read.item), asked.claim.unit
+                )
             )
     return asked.combine_legs(legs)
 
@@ -82,12 +89,12 @@ def make_rank_table(exits: EarlyExitMeasurements) -> AttachedTable:
     rows: list[dict[str, Any]] = [
         {"task": task, "layer": layer, **dict(zip((f"{q:.0%}" for q in RANK_QUANTILES), ranks.tolist(), strict=True))}
         for task, each in gather_layer_readings(exits).items()
-        for layer, ranks in enumerate(rank_quantiles(each.ranks), start=1)
+        for layer, ranks in enumerate(quantiles_of_ranks_by_layer(each.ranks), start=1)
     ]
     return AttachedTable("rank of the final token per layer", rows, "final token rank")
 
 
-def decide_contrast_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
+def decide_contrastive_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     """EE-11: per task, contrast and α, over all deciding layers: mean of confidence minus correctness of the token.
 
     The paper gives no decay rate; every leg names the one used here.
@@ -107,5 +114,5 @@ def decide_contrast_overconfidence(found: Readings, asked: ClaimContext) -> Verd
 QUESTIONS = (
     make_early_exit_question("EE-5", gather_layer_readings, decide_overconfidence, tables=make_confidence_table),
     make_early_exit_question("EE-6", gather_layer_readings, decide_token_rank, tables=make_rank_table),
-    make_early_exit_question("EE-11", gather_layer_readings, decide_contrast_overconfidence),
+    make_early_exit_question("EE-11", gather_layer_readings, decide_contrastive_overconfidence),
 )

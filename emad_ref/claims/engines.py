@@ -26,8 +26,8 @@ from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence
 from emad_ref.statistics.legs import (
     LEVEL,
     Side,
-    build_count_leg,
     build_leg_test,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     unmeasured_leg,
     verdict_from_errors_and_tolerance,
@@ -85,7 +85,7 @@ def decide_stated_precision(found: DistributionEvidence, asked: ClaimContext) ->
     middle = error * math.sqrt(UNIT_ROUNDOFF[found.dtype] / UNIT_ROUNDOFF[coarser[0]])
     estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
     legs = {f"{found.dtype}, not {coarser[0]}": estimate}
-    beside = [build_count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
+    beside = [build_measured_count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
     return asked.judge_against_threshold(legs, "above", middle, beside)
 
 

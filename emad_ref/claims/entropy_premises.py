@@ -19,7 +19,7 @@ from emad_ref.claims.base import (
     Answer,
     ClaimContext,
     Question,
-    add_flop_evidence_leg,
+    add_flop_evidence_grade_leg,
     make_model_question,
     make_unmet_quality_verdict,
 )
@@ -35,7 +35,7 @@ from emad_ref.record import Bools, Floats
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
     LegTest,
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     unmeasured_leg,
     verdict_from_legs,
@@ -411,8 +411,8 @@ def decide_profile_slope_gain(found: tuple[EntropySums, MarginGain], asked: Clai
     slope, documents = estimate_entropy_slope(*sums, threshold=0.0, rng=asked.rng), len(sums[1])
     chosen = f"{point}, chosen on validation"
     legs = [
-        build_count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
-        build_count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
+        build_measured_count_leg(f"net reduction at equal quality ({chosen})", saved, documents, asked.claim.unit),
+        build_measured_count_leg(f"perplexity at that point ({chosen})", rise, documents, "relative rise"),
         build_measured_estimate_leg("slope of the mean profile", slope),
     ]
     return asked.combine_legs(legs)
@@ -425,7 +425,7 @@ def answer_profile_slope_gain(evidence: ModelMeasurements, asked: ClaimContext) 
         verdict = decide_profile_slope_gain(
             (evidence.traces.entropy_sums, measure_best_margin_gain(evidence.baseline_comparison)), asked
         )
-        verdict = add_flop_evidence_leg(verdict, evidence.flop_verification)
+        verdict = add_flop_evidence_grade_leg(verdict, evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

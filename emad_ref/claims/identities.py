@@ -14,7 +14,7 @@ from emad_ref.audit.tolerances import measured_tolerance
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, compute_stepwise_logits, concatenate_traces, take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_leg
+from emad_ref.claims.base import Answer, ClaimContext, Question, add_flop_evidence_grade_leg
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -25,7 +25,7 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.legs import build_count_leg, decide_legs, verdict_from_errors_and_tolerance
+from emad_ref.statistics.legs import build_measured_count_leg, decide_legs, verdict_from_errors_and_tolerance
 from emad_ref.statistics.rates import estimate_perplexity_rise
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import Leg, Outcome, Verdict
@@ -128,7 +128,7 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
     if verdict.verdict == "survived" and decided.sum() == full.sum():
         return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
     shares = [
-        build_count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
+        build_measured_count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
         for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
     return asked.combine_legs([*verdict.legs, *shares])
@@ -144,7 +144,7 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
         if not decoder.capabilities.counted:
             raise Unsupported("the decoder does not count its work")
         found = count_blocks(evidence, decoder)
-    verdict = add_flop_evidence_leg(decide_block_count(found, asked), evidence.flop_verification)
+    verdict = add_flop_evidence_grade_leg(decide_block_count(found, asked), evidence.flop_verification)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
@@ -194,7 +194,7 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
     the copy, so no bridge is needed.
     """
     claim, saved = asked.claim, found.net_reduction
-    reduction = build_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
+    reduction = build_measured_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
     invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
     if saved < smallest:
         legs = [reduction, invariant]
@@ -212,7 +212,7 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
 def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
     moved, compared = float(differences.max()), len(differences)
     outcome: Outcome = "survived" if moved <= tolerance else "falsified"
-    leg = build_count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
+    leg = build_measured_count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
     return replace(leg, outcome=outcome, threshold=tolerance)
 
 

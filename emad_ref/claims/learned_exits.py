@@ -28,7 +28,7 @@ from emad_ref.statistics.legs import (
     LEVEL,
     LegTest,
     Side,
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     decide_legs,
 )
@@ -139,7 +139,7 @@ def _most(asked: ClaimContext) -> float:
 
 def _oracle_leg(slack: float, documents: int, asked: ClaimContext) -> Leg:
     room = "others may be left" if slack >= _least(asked) else "no criterion on this lens can reach the threshold"
-    return build_count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
+    return build_measured_count_leg("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
 
 
 def answer_any_criterion_saves(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

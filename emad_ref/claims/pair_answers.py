@@ -12,7 +12,7 @@ from emad_ref.measurements.attachments import Attachments
 from emad_ref.measurements.latency import TimingResult
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.pair_timing import compute_acceptance_rate_per_output
-from emad_ref.statistics.legs import build_count_leg
+from emad_ref.statistics.legs import build_measured_count_leg
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
 
@@ -77,9 +77,13 @@ def make_skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:
 
 def make_tokens_per_second_leg(name: str, new: int, seconds: ByPair) -> Leg:
     """Leg for the median tokens per second of requests of ``new`` tokens."""
-    return build_count_leg(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
+    return build_measured_count_leg(
+        f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s"
+    )
 
 
 def make_acceptance_leg(name: str, accepted: tuple[float, ...]) -> Leg:
     """Leg for the mean acceptance over requests."""
-    return build_count_leg(f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft")
+    return build_measured_count_leg(
+        f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft"
+    )

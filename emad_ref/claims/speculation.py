@@ -35,7 +35,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.screening.drafts import ASSISTED
 from emad_ref.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop, estimate_retained_share
 from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import build_count_leg, build_measured_estimate_leg, decide_legs
+from emad_ref.statistics.legs import build_measured_count_leg, build_measured_estimate_leg, decide_legs
 from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
 from emad_ref.statistics.units import ByItem, ByPair
 from emad_ref.statistics.verdicts import Leg, Verdict
@@ -183,7 +183,7 @@ def answer_switching_vs_speculation_speed(pair: PairMeasurements, asked: ClaimCo
 
 def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
     """Score of the timed rule on the judged items of the timed task."""
-    task, first, paper = pair.latency.timed_task, RESULTS[0], asked.row_of("EAD-F1").thresholds
+    task, first, paper = pair.latency.task_to_time, RESULTS[0], asked.row_of("EAD-F1").thresholds
     rule = pair.latency.timed_switching_rule
     done = pair.routing_rules.answer_judged_items(rule, task)
     alone = pair.routing_rules.answer_judged_items_alone(LARGE, task)
@@ -310,7 +310,9 @@ def _speculation_beside(found: SpeculationEvidence, emad: ByPair) -> list[Leg]:
             legs += _drafted(name, found.arms[name], found.arms["EMAD"])
     weight = compute_equal_flop_request_share(found.arms)
     if weight < 1:
-        legs.append(build_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
+        legs.append(
+            build_measured_count_leg("share of requests at the point, for equal FLOPs", weight, len(emad), "share")
+        )
     return legs
 
 
@@ -363,7 +365,9 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
             ),
             make_tokens_per_second_leg(name, new, arm.seconds),
             make_acceptance_leg(name, arm.accepted),
-            build_count_leg(f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"),
+            build_measured_count_leg(
+                f"{name}: rows whose output is the verifier's own", same, same, "rows, up to ties"
+            ),
         ]
     return asked.combine_legs(legs)
 

@@ -44,7 +44,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     decide_legs,
     interval_if_finite,
@@ -171,7 +171,9 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
     for batch, timed in found.all_batches.items():
         if timed.check is None:
             continue
-        leg = build_count_leg(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
+        leg = build_measured_count_leg(
+            f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared"
+        )
         said = replace(leg, reason=timed.check.detail)
         legs.append(replace(said, outcome="falsified") if timed.check.passed is False else said)
     return legs
@@ -358,7 +360,9 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
     ]
     for batch, share in stood.items():
         pairs = len(raced.batches[batch].adaptive)
-        legs.append(build_count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
+        legs.append(
+            build_measured_count_leg(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens")
+        )
     return legs
 
 
@@ -429,9 +433,9 @@ def decide_backfill_speedup(found: BackfillEvidence, asked: ClaimContext) -> Ver
         build_measured_estimate_leg(name, estimate_total_speedup(found.full, seconds, threshold=threshold))
         for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
     ]
-    beside.append(build_count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
+    beside.append(build_measured_count_leg("blocks left out", found.skipped, len(found.full), "share of blocks"))
     beside += [
-        build_count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction")
+        build_measured_count_leg(f"{name}: FLOPs", saved, 1, "net FLOP reduction")
         for name, saved in found.net_reductions.items()
     ]
     if found.quality is not None:

@@ -32,7 +32,7 @@ from emad_ref.record import Bools
 from emad_ref.statistics.accuracy import estimate_retained_share, estimate_score_difference
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     interval_if_finite,
     unmeasured_leg,
@@ -87,7 +87,9 @@ def decide_switching_score(found: SwitchingScoreEvidence, asked: ClaimContext) -
             continue
         estimate = _share_kept(judged, alone, kept)
         tests.append(asked.make_leg_test(name, estimate, "below", kept))
-        saved = build_count_leg(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
+        saved = build_measured_count_leg(
+            f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted)
+        )
         beside.append(replace(saved, threshold=wanted))
     beside += [
         Leg(f"{task}: the large model is better by", "not applicable", gap.value, interval_if_finite(gap), gap.n, None,
@@ -220,7 +222,7 @@ def decide_constant(found: ConstantEvidence, asked: ClaimContext) -> Verdict:
         share = f"{leg}: large-model share at the same τ, {own_share:.1%} before"
         legs += [
             build_measured_estimate_leg(f"{leg}: score lost at a saving of {found.saving:.1%}", lost),
-            build_count_leg(share, large_share, len(varied), "share of tokens"),
+            build_measured_count_leg(share, large_share, len(varied), "share of tokens"),
         ]
     return asked.combine_legs(legs)
 
@@ -312,7 +314,7 @@ def _token_share(name: str, part: ByItem, whole: ByItem, rng: np.random.Generato
     """Leg of Σ part / Σ whole with its interval over items; with a reason instead if all items are equal."""
     seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
-        return replace(build_count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
+        return replace(build_measured_count_leg(name, 0, 0, unit, "there is no such token"), estimate=None)
     estimate = mean_rate(part.select(seen), whole.select(seen), threshold=0.0, rng=rng, unit=unit)
     return build_measured_estimate_leg(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
@@ -387,13 +389,13 @@ def decide_gated_speculation_vs_switching(found: GatedSpeculationEvidence, asked
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
         none = f"{task}: no gate leaves the large model as little as the paper's saving does"
-        return asked.combine_legs([build_count_leg(none, found.allowed, len(switched), "share of tokens")])
+        return asked.combine_legs([build_measured_count_leg(none, found.allowed, len(switched), "share of tokens")])
     lost = estimate_score_difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
         build_measured_estimate_leg(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
-        build_count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
-        build_count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
+        build_measured_count_leg(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
+        build_measured_count_leg(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
     return asked.combine_legs(legs)
 

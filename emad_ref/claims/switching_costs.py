@@ -14,7 +14,7 @@ from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.measurements.pair_measurements import PairMeasurements
 from emad_ref.measurements.study import PairNames
-from emad_ref.statistics.legs import build_count_leg, verdict_from_errors_and_tolerance
+from emad_ref.statistics.legs import build_measured_count_leg, verdict_from_errors_and_tolerance
 from emad_ref.statistics.verdicts import Leg, Verdict
 
 BILLION = 1e9
@@ -106,26 +106,26 @@ def _charge_legs(task: str, charged: SwitchingRuleCosts, parameters: tuple[float
         large_parameters=large,
     )
     legs = [
-        build_count_leg(f"{name}: by token share", paper, n, "saving"),
-        build_count_leg(f"{name}: by tokens processed, prompts and catch-up included", processed, n, "saving"),
+        build_measured_count_leg(f"{name}: by token share", paper, n, "saving"),
+        build_measured_count_leg(f"{name}: by tokens processed, prompts and catch-up included", processed, n, "saving"),
     ]
     for model, reread in zip(MODELS, charged.caught_up, strict=True):
         legs.append(
-            build_count_leg(
+            build_measured_count_leg(
                 f"{name}: the {model} model catches up on", reread / charged.emitted, n, "tokens per token emitted"
             )
         )
     if charged.flops is None or charged.opening_flops is None or charged.alone_flops is None:
         return [
-            build_count_leg(f"{name}: token share less tokens processed", paper - processed, n, "saving lost"),
+            build_measured_count_leg(f"{name}: token share less tokens processed", paper - processed, n, "saving lost"),
             *legs,
         ]
     executed, opening = 1 - charged.flops / charged.alone_flops, charged.opening_flops / charged.flops
     return [
-        build_count_leg(f"{name}: token share less FLOPs executed", paper - executed, n, "saving lost"),
+        build_measured_count_leg(f"{name}: token share less FLOPs executed", paper - executed, n, "saving lost"),
         *legs,
-        build_count_leg(f"{name}: by FLOPs executed, prompts and catch-up included", executed, n, "saving"),
-        build_count_leg(f"{name}: spent on opening with the prompts", opening, n, "share of FLOPs"),
+        build_measured_count_leg(f"{name}: by FLOPs executed, prompts and catch-up included", executed, n, "saving"),
+        build_measured_count_leg(f"{name}: spent on opening with the prompts", opening, n, "share of FLOPs"),
     ]
 
 

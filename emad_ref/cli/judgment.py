@@ -39,7 +39,7 @@ from emad_ref.statistics.gate import (
 )
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     compare_verdict_with_record,
     find_golden_folder,
     format_comparison_summary,
@@ -217,12 +217,12 @@ def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
     return load_known_verdicts_from_folders(folders)
 
 
-def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> RunSeedBudgetOptions:
+def _run_conditions(args: argparse.Namespace, plan: RunPlan) -> VerdictConditions:
     options = [
         *plan.study.non_default_setting_lines,
         *list_changes_from_shipped_register(plan.register, args.gate_claims),
     ]
-    return RunSeedBudgetOptions(args.seed, args.budget, ", ".join(options))
+    return VerdictConditions(args.seed, args.budget, ", ".join(options))
 
 
 def _choose_claims(args: argparse.Namespace, plan: RunPlan, pair: tuple[str, str] | None) -> list[str]:

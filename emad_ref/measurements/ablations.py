@@ -180,7 +180,7 @@ def ablate_calibration_corpus(evidence: ModelMeasurements, rng: np.random.Genera
 CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FEATURES, count)]
 
 
-def ablate_conditioning(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
+def ablate_threshold_bins(evidence: ModelMeasurements, rng: np.random.Generator) -> Attachments:
     """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
     require_available_quality_and_replay(evidence)
     rows = AblationRows(evidence, rng)

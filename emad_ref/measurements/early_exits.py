@@ -87,7 +87,7 @@ def can_use_paper_settings(geometry: Geometry) -> bool:
 
 
 @dataclass(frozen=True)
-class FlopsPerItem:
+class ItemFlopsByPart:
     """FLOPs by the paper's parts, as the decoder under test counted them.
 
     ``confidence``: every readout, the emitting one included. ``decoder``: blocks, attention, K/V copies, and K and V of
@@ -111,15 +111,15 @@ class FlopsPerItem:
 FlopSaving = tuple[float, float, float]  # FLOPs before over after: of confidence, of decoding, together
 
 
-def split_flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> FlopsPerItem:
+def split_flops_per_item(work: Work, geometry: Geometry, items: int = 1) -> ItemFlopsByPart:
     """Split ``work`` of ``items`` items into parts."""
     counted = flops(work, geometry)
     confidence = sum(counted.readouts.values())
     decoder = counted.total - confidence - counted.encoder
-    return FlopsPerItem(confidence / items, decoder / items, counted.encoder / items)
+    return ItemFlopsByPart(confidence / items, decoder / items, counted.encoder / items)
 
 
-def compute_flop_ratios(before: FlopsPerItem, after: FlopsPerItem) -> FlopSaving:
+def compute_flop_ratios(before: ItemFlopsByPart, after: ItemFlopsByPart) -> FlopSaving:
     """Ratios of the FLOPs of ``before`` and ``after``; below 1 if more are executed."""
     return (
         float(before.confidence / after.confidence),
@@ -172,7 +172,7 @@ class EarlyExitAnswers:
     counted: Work | None
     exact: float | None = None
 
-    def compute_flops_per_item(self, geometry: Geometry) -> FlopsPerItem:
+    def compute_flops_per_item(self, geometry: Geometry) -> ItemFlopsByPart:
         """FLOPs per item. Raises Unsupported if the decoder does not count its work."""
         if self.counted is None:
             raise Unsupported("the decoder does not count its work")
@@ -365,7 +365,7 @@ def time_rules(
 
 def count_timed_flops(
     subject: ModelUnderTest, prompts: Sequence[Prompt], point: OperatingPoint, pairs: int, new: int
-) -> FlopsPerItem:
+) -> ItemFlopsByPart:
     """FLOPs per item of the requests that ``time_rules`` times.
 
     Raises:

@@ -62,7 +62,7 @@ from emad_ref.sweep.components import (
     restrict_trace_gate_to_probes,
 )
 from emad_ref.sweep.grids import evenly_spaced_points
-from emad_ref.sweep.losses import PointColumnsBySequence, teacher_force_at_point, teacher_forced_columns
+from emad_ref.sweep.losses import PointColumnsBySequence, columns_from_teacher_forced_texts, teacher_force_at_point
 from emad_ref.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
 
 OPTION = "--emad-exit"
@@ -201,7 +201,7 @@ class ExitEvaluation:
         sequences = self._traces.evaluation_windows
         return self.make_document_costs(
             self.recommended_point.name,
-            teacher_forced_columns(stepper, geometry, sequences, self.recommended_point, self._fed),
+            columns_from_teacher_forced_texts(stepper, geometry, sequences, self.recommended_point, self._fed),
             0,
         )
 

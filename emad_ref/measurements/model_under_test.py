@@ -36,7 +36,7 @@ from emad_ref.measurements.study import Study
 from emad_ref.models.generation import count_traced_graphs, fail_on_recompile_limit, greedy_generate
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
-from emad_ref.models.snapshots import ProcessSnapshot
+from emad_ref.models.model_state_snapshots import ProcessSnapshot
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_numpy_float64

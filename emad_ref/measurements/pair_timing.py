@@ -198,7 +198,7 @@ class PairLatencyBenchmark:
         self._replicates = ProcessReplicates(large.resources.runner, large.subject)
 
     @property
-    def timed_task(self) -> str:
+    def task_to_time(self) -> str:
         """The task most worth routing, else the first with written answers, else plain texts."""
         return self._rules.decodable_tasks[0]
 
@@ -206,13 +206,13 @@ class PairLatencyBenchmark:
     def timed_switching_rule(self) -> SwitchingRule:
         """The rule of the arm ``EAD``: the proposed one, else the one nearest to the paper's first saving."""
         if self._rules.written_tasks_worth_routing:
-            return self._rules.select_rule_for_paper_saving(self.timed_task)
-        return self._rules.find_rule_nearest_saving(self.timed_task, self._rules.savings[0])
+            return self._rules.select_rule_for_paper_saving(self.task_to_time)
+        return self._rules.find_rule_nearest_saving(self.task_to_time, self._rules.savings[0])
 
     @cached_property
     def n_new_tokens(self) -> int:
         """New tokens of a timed request: the mean length of the large model's answers."""
-        return round(float(self._rules.answer_judged_items_alone(LARGE, self.timed_task).emitted.mean()))
+        return round(float(self._rules.answer_judged_items_alone(LARGE, self.task_to_time).emitted.mean()))
 
     @cached_property
     def emad_point(self) -> OperatingPoint:
@@ -220,8 +220,8 @@ class PairLatencyBenchmark:
         return self._models.large.traces.profile.point(0.0)
 
     def make_prompts(self, count: int) -> list[Prompt]:
-        """Prompts of judged items of ``timed_task``; they repeat if there are fewer."""
-        prompts = self._answers.make_prompts(self.timed_task, "evaluate", max(self._rules.size.judged, count))
+        """Prompts of judged items of ``task_to_time``; they repeat if there are fewer."""
+        prompts = self._answers.make_prompts(self.task_to_time, "evaluate", max(self._rules.size.judged, count))
         return [prompts[at % len(prompts)] for at in range(count)]
 
     @cached_property
@@ -310,7 +310,7 @@ class PairLatencyBenchmark:
         where = describe_timing_processes(timed.process, self._replicates.single_process_reason)
         return (
             f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "
-            f"{self.timed_task}, {len(timed.prompts)} pairs {where}"
+            f"{self.task_to_time}, {len(timed.prompts)} pairs {where}"
         )
 
     # ------------------------------------------------------------ checks after the clock

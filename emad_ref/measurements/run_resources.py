@@ -2,8 +2,8 @@
 
 The lens, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder its
 own copy, so that quantised weights, hooks or a compiled forward do not affect the judge. After such a decoder closes,
-the judge's model is compared with its snapshot (``models.snapshots``). The reference decoder changes nothing and shares
-the judge's model, which requests do not expose (``get_judge_model``).
+the judge's model is compared with its snapshot (``models.model_state_snapshots``). The reference decoder changes
+nothing and shares the judge's model, which requests do not expose (``get_judge_model``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.study import START_S
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.models.model_spec import ModelSpec, find_safetensors_source_folder, save_model
-from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
+from emad_ref.models.model_state_snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth
 from emad_ref.probes.tuned_lens import copy_attachments

@@ -33,7 +33,7 @@ from emad_ref.replay import TraceReplayer, replay
 from emad_ref.statistics.accuracy import TaskAccuracy
 from emad_ref.statistics.units import ByDocument, ByItem, DocumentMembership
 from emad_ref.sweep.losses import full_depth_flops, net_saving
-from emad_ref.tasks.continuations import ForcedInput, required_layers, score_by_decoding
+from emad_ref.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
 from emad_ref.tasks.sandbox import sandbox_unavailable_reason

@@ -460,7 +460,8 @@ def certify_points(
         named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
         fed.append(losses.teacher_force_at_point(model.stepper, text.windows, point, rows=ROWS, progress=named))
         columns = join_point_columns(
-            columns, losses.teacher_forced_columns(model.stepper, model.geometry, text.windows, point, fed[-1])
+            columns,
+            losses.columns_from_teacher_forced_texts(model.stepper, model.geometry, text.windows, point, fed[-1]),
         )
         bounds.append(rise_bounds.upper_bound(columns.nll_nats[:, -1]))
         excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))

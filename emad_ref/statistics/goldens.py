@@ -64,7 +64,7 @@ class DamagedGolden(EmadError):
 
 
 @dataclass(frozen=True)
-class RunSeedBudgetOptions:
+class VerdictConditions:
     """Conditions common to all verdicts of a run that may change one."""
 
     seed: int
@@ -135,7 +135,7 @@ def _by_outcome(seeds: Mapping[str, str]) -> str:
     return "; ".join(f"{o}: seed {', '.join(seed for seed in ordered if seeds[seed] == o)}" for o in outcomes)
 
 
-def verdict_key_fields(claim: str, model: str, corpus: str, run: RunSeedBudgetOptions) -> dict[str, str]:
+def verdict_key_fields(claim: str, model: str, corpus: str, run: VerdictConditions) -> dict[str, str]:
     """The key of a verdict's entry. ``model``: the fingerprint, or the name without weights."""
     return {"claim": claim, "model": model, "corpus": corpus, "budget": run.budget, "options": run.options}
 

@@ -270,7 +270,7 @@ def build_measured_estimate_leg(name: str, estimate: Estimate, reason: str = "",
     )
 
 
-def build_count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
+def build_measured_count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
     """Make a leg that only reports a number without an interval: arithmetic, or a count."""
     return Leg(name, "measured", float(value), None, n, None, unit, reason)
 

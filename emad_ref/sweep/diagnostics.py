@@ -237,7 +237,7 @@ def final_token_ranks(logits: Floats) -> Ints:
     return ranks
 
 
-def rank_quantiles(ranks: Ints, quantiles: Sequence[float] = RANK_QUANTILES) -> Floats:
+def quantiles_of_ranks_by_layer(ranks: Ints, quantiles: Sequence[float] = RANK_QUANTILES) -> Floats:
     """[L, quantiles] of ranks [tokens, L]; observed ranks, without interpolation.
 
     Raises:

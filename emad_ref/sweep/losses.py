@@ -286,7 +286,7 @@ def decoded_columns(
     if not list(iterate_batches(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
     columns = [
-        teacher_forced_columns(
+        columns_from_teacher_forced_texts(
             stepper,
             geometry,
             sequences,
@@ -315,7 +315,7 @@ def teacher_force_at_point(
         return teacher_force_texts(decoder, sequences, bar.update)
 
 
-def teacher_forced_columns(
+def columns_from_teacher_forced_texts(
     stepper: Stepper,
     geometry: Geometry,
     sequences: Sequence[TokenSequence],

@@ -50,7 +50,7 @@ from emad_ref.files import append_text, parse_json, read_bytes, require_writable
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, Prompt
-from emad_ref.tasks.continuations import (
+from emad_ref.tasks.continuation_scoring import (
     Answer,
     ForcedInput,
     generate_greedy,

@@ -27,7 +27,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import LoadedModel
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
-from emad_ref.tasks.continuations import Answer, make_stop_string_check
+from emad_ref.tasks.continuation_scoring import Answer, make_stop_string_check
 from emad_ref.tasks.evaluation import evaluate_tasks, make_task_manager
 from emad_ref.tasks.lm_eval_model import EmadLM
 from emad_ref.tasks.lm_eval_settings import lm_eval_quiet

@@ -64,7 +64,7 @@ def test_calibration_corpus(ablate: Ablate) -> None:
 @STANDARD
 def test_conditioning(ablate: Ablate) -> None:
     """Thresholds per bin of one or two token features, against one threshold."""
-    rows = ablate(ablations.ablate_conditioning)
+    rows = ablate(ablations.ablate_threshold_bins)
     require_first_row_is_full_depth(rows)
     require_net_at_most_gross(rows)
     assert all(row["fallen back"] <= row["bins"] for row in rows)

@@ -10,7 +10,7 @@ from emad_ref.measurements.model_measurements import ModelMeasurements
 from pytest_emad.suite_support import AuditFindingGate
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.continuations import ForcedInput, score_by_decoding, score_by_replay
+from emad_ref.tasks.continuation_scoring import ForcedInput, score_by_decoding, score_by_replay
 
 ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one

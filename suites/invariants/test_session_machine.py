@@ -63,7 +63,7 @@ class OpenSession:
     done: list[str]
     returned: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
 
-    def keep_copy(self, name: str, array: Numbers) -> None:
+    def remember_returned_array(self, name: str, array: Numbers) -> None:
         self.returned.append((f"{name} after {self.done[-1]}", array, np.array(array)))
 
 
@@ -118,7 +118,7 @@ class SessionMachine(RuleBasedStateMachine):
     def record_step(self, opened: OpenSession, step: Step, n: int, last: int) -> None:
         """Keep the outputs of ``step`` for the last ``n`` tokens of each row, with logits of the last ``last``."""
         for part in ("logits", "depth", "signal"):
-            opened.keep_copy(f"step.{part}", getattr(step, part))
+            opened.remember_returned_array(f"step.{part}", getattr(step, part))
         assert step.logits.shape[:2] == (len(opened.rows), last), f"logits of shape {step.logits.shape}, last={last}"
         for index, row in enumerate(opened.rows):
             for depth in step.depth[index].tolist():
@@ -225,8 +225,8 @@ class SessionMachine(RuleBasedStateMachine):
             length, cap = opened.session.length, opened.session.cap
             assert length.tolist() == [len(row.history) for row in opened.rows], f"length after {opened.done[-1]}"
             assert cap.tolist() == [row.depths[-1] for row in opened.rows], f"cap after {opened.done[-1]}"
-            opened.keep_copy("session.length", length)
-            opened.keep_copy("session.cap", cap)
+            opened.remember_returned_array("session.length", length)
+            opened.remember_returned_array("session.cap", cap)
 
     @invariant()
     def what_was_returned_stays(self) -> None:

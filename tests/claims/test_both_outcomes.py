@@ -17,7 +17,7 @@ import pytest
 from emad_ref.claims.base import find_question_of_claim
 from emad_ref.statistics.goldens import (
     KnownVerdicts,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     load_known_verdicts_from_folders,
     record_verdict,
     summarise_seed_outcomes,
@@ -58,7 +58,7 @@ def decided(claim: str, truth: Truth) -> dict[str, str]:
 
 
 def key(claim: str, truth: Truth) -> dict[str, str]:
-    return verdict_key_fields(claim, f"simulated: {truth}", CORPUS, RunSeedBudgetOptions(0, BUDGET))
+    return verdict_key_fields(claim, f"simulated: {truth}", CORPUS, VerdictConditions(0, BUDGET))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.legs import build_count_leg, verdict_from_legs
+from emad_ref.statistics.legs import build_measured_count_leg, verdict_from_legs
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulation import asked
 from tests.claims.test_simulated_truth import simulations
@@ -62,7 +62,7 @@ def answered(run: ModelMeasurements) -> Answer:
     """Answer a claim without decoding: one measured leg."""
 
     def verdict() -> Verdict:
-        return verdict_from_legs(ee("EE-3").claim, run.name, [build_count_leg("one", 1.0, 1, "blocks")])
+        return verdict_from_legs(ee("EE-3").claim, run.name, [build_measured_count_leg("one", 1.0, 1, "blocks")])
 
     return answer_early_exit_claim(run, ee("EE-3"), verdict, lambda: (ROWS,))
 

@@ -147,7 +147,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
     assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
     assert alike.latency.timed_switching_rule == alike.routing_rules.find_rule_nearest_saving(
-        alike.latency.timed_task, 0.415
+        alike.latency.task_to_time, 0.415
     )
     (note,) = answer.exhibits.notes
     assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")

@@ -13,7 +13,7 @@ from emad_ref.statistics.goldens import (
     VERDICTS,
     DamagedGolden,
     Goldens,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     load_known_verdicts_from_folders,
     record_verdict,
     verdict_key_fields,
@@ -90,7 +90,7 @@ def test_an_index_that_is_none_is_damage(tmp_path: Path, content: str) -> None:
         Goldens((tmp_path,)).verify_checksums()
 
 
-KEY = verdict_key_fields("EMAD-F1", "m", "c", RunSeedBudgetOptions(0, "smoke"))
+KEY = verdict_key_fields("EMAD-F1", "m", "c", VerdictConditions(0, "smoke"))
 
 
 def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.claims.ablations import NO_DAMAGE, ProfileShiftEvidence
+from emad_ref.claims.ablations import NO_DAMAGE, ForeignProfileEvidence
 from emad_ref.record import Floats
 from emad_ref.statistics.fronts import FamilySplit, PointFamily
 from emad_ref.statistics.units import ByDocument
@@ -175,14 +175,14 @@ def losing(nats: float) -> Curve:
 def damaged(plain: float, documents: int = 200, saved: float = 0.5, **remedied: float):
     """Return nats lost per token at half the FLOPs: without a remedy and under each; ``saved`` by each."""
 
-    def found(rng: np.random.Generator) -> ProfileShiftEvidence:
+    def found(rng: np.random.Generator) -> ForeignProfileEvidence:
         texts = Text(rng, CHOSEN_ON), Text(rng, documents)
 
         def at(name: str, nats: float, savings: Floats = ONE) -> PointFamily:
             return family(name, texts, losing(nats), savings)
 
         remedies = {name: at(name, nats, np.array([0.0, saved])) for name, nats in remedied.items()}
-        return ProfileShiftEvidence(at("own", OWN), at("foreign", plain), remedies, FOREIGN)
+        return ForeignProfileEvidence(at("own", OWN), at("foreign", plain), remedies, FOREIGN)
 
     return found
 
@@ -191,10 +191,10 @@ def same_damage(documents: int, icc: float):
     return damaged(0.3, documents, position=0.3)
 
 
-def decided_alike(rng: np.random.Generator) -> ProfileShiftEvidence:
+def decided_alike(rng: np.random.Generator) -> ForeignProfileEvidence:
     """All bins used their parent's thresholds."""
     found = damaged(0.3)(rng)
-    return ProfileShiftEvidence(found.own, found.plain, {"position": found.plain}, FOREIGN)
+    return ForeignProfileEvidence(found.own, found.plain, {"position": found.plain}, FOREIGN)
 
 
 def is_tied_shift(verdict: Verdict) -> None:
@@ -234,10 +234,10 @@ def says_nothing_is_saved(verdict: Verdict) -> None:
     assert verdict.reason == "own and foreign thresholds do not both save 15 % of FLOPs on validation"
 
 
-def idle(rng: np.random.Generator) -> ProfileShiftEvidence:
+def idle(rng: np.random.Generator) -> ForeignProfileEvidence:
     texts = Text(rng, CHOSEN_ON), Text(rng, 40)
     own, plain = (family(name, texts, losing(OWN), ONE / 10) for name in ("own", "foreign"))
-    return ProfileShiftEvidence(own, plain, {}, FOREIGN)
+    return ForeignProfileEvidence(own, plain, {}, FOREIGN)
 
 
 EMAD_E6 = [

@@ -15,7 +15,7 @@ from emad_ref.claims.early_exit_flops import (
     RuleTimings,
     make_published_pruning_setting,
 )
-from emad_ref.measurements.early_exits import FlopsPerItem, compute_flop_ratios
+from emad_ref.measurements.early_exits import ItemFlopsByPart, compute_flop_ratios
 from emad_ref.statistics.units import ByPair
 from emad_ref.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import PLAIN, Cell, leg_by_name, near, scores
@@ -30,13 +30,13 @@ FULL_HEAD, BLOCKS, ENCODER = 2e6, 5e6, 3e6  # FLOPs per item
 
 def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell: Cell = PLAIN) -> PruningComparison:
     """Make the confidence ``fewer`` times as cheap, with blocks and encoder unchanged."""
-    before, after = FlopsPerItem(FULL_HEAD, BLOCKS, ENCODER), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, ENCODER)
+    before, after = ItemFlopsByPart(FULL_HEAD, BLOCKS, ENCODER), ItemFlopsByPart(FULL_HEAD / fewer, BLOCKS, ENCODER)
     ours, theirs = scores(rng, -lost, cell)
     return PruningComparison(where, compute_flop_ratios(before, after), theirs, ours)
 
 
 def never(fewer: float, name: str = "simulated") -> NeverExiting:
-    before, after = FlopsPerItem(FULL_HEAD, BLOCKS, 0.0), FlopsPerItem(FULL_HEAD / fewer, BLOCKS, 0.0)
+    before, after = ItemFlopsByPart(FULL_HEAD, BLOCKS, 0.0), ItemFlopsByPart(FULL_HEAD / fewer, BLOCKS, 0.0)
     return {f"{name}, j=2": compute_flop_ratios(before, after)}
 
 

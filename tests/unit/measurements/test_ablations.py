@@ -74,7 +74,7 @@ def run(stepper: Stepper) -> ModelMeasurements:
 Ablation = Callable[[ModelMeasurements, np.random.Generator], Attachments]
 ABLATIONS: list[Ablation] = [
     ablations.ablate_calibration_corpus,
-    ablations.ablate_conditioning,
+    ablations.ablate_threshold_bins,
     ablations.ablate_estimator,
     ablations.tabulate_profile_flatness,
     ablations.ablate_exit_interpolation,
@@ -548,8 +548,8 @@ def test_every_stride_has_a_profile_of_its_own_and_the_default_is_among_them(run
 
 
 def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasurements) -> None:
-    found = shown(run, ablations.ablate_conditioning)
-    notes = ablations.ablate_conditioning(run, np.random.default_rng(0)).notes
+    found = shown(run, ablations.ablate_threshold_bins)
+    notes = ablations.ablate_threshold_bins(run, np.random.default_rng(0)).notes
     by_name = {row["features"]: row for row in found}
     assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
     profile = run.traces.calibrate_profile(features=("position",))

@@ -22,7 +22,7 @@ from emad_ref.measurements.early_exits import (
     AS_CODED,
     LEAST_VOCABULARY,
     RULES,
-    FlopsPerItem,
+    ItemFlopsByPart,
     compute_flop_ratios,
     count_timed_flops,
     first_amateur_layer,
@@ -184,7 +184,7 @@ def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that
 
 
 def test_a_saving_compares_part_by_part() -> None:
-    before, after = FlopsPerItem(6.0, 4.0, 10.0), FlopsPerItem(2.0, 3.0, 10.0)
+    before, after = ItemFlopsByPart(6.0, 4.0, 10.0), ItemFlopsByPart(2.0, 3.0, 10.0)
     assert compute_flop_ratios(before, after) == (3.0, 2.0, 20 / 15)
 
 

@@ -26,13 +26,13 @@ from emad_ref.measurements.run_resources import (
     make_reference_decoder,
 )
 from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models import snapshots
+from emad_ref.models import model_state_snapshots
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import FingerprintMismatch, find_safetensors_source_folder
+from emad_ref.models.model_state_snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.models.quantisation import int8_copy
-from emad_ref.models.snapshots import ModelMutatedError, ModelSnapshot
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
@@ -302,13 +302,16 @@ def small() -> torch.nn.Module:
 
 def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
     """All bytes are read within as many checks as there are shares; each check reads each tensor's first piece."""
-    monkeypatch.setattr(snapshots, "PIECE", 64)
-    monkeypatch.setitem(snapshots.BYTES_PER_CHECK, "cpu", 600)
+    monkeypatch.setattr(model_state_snapshots, "PIECE", 64)
+    monkeypatch.setitem(model_state_snapshots.BYTES_PER_CHECK, "cpu", 600)
     model = small()
     sealed = ModelSnapshot(model)
     assert sealed.describe_changes() == ""
     model[1].weight.data[-1, -1] += 1
-    looks = [sealed.describe_changes() for _ in range(snapshots._shares(snapshots._named_tensors(model)))]
+    looks = [
+        sealed.describe_changes()
+        for _ in range(model_state_snapshots._shares(model_state_snapshots._named_tensors(model)))
+    ]
     assert [each for each in looks if each] == ["1.weight"]
     model[1].weight.data[0, 0] += 1
     assert sealed.describe_changes() == sealed.describe_changes() == "1.weight"
@@ -317,12 +320,12 @@ def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
 def test_the_digest_of_an_accelerator_sees_any_byte():
     rng = np.random.default_rng(0)
     piece = torch.from_numpy(rng.integers(0, 256, 500, dtype=np.uint8))
-    whole = snapshots._weighted_sum(piece)
+    whole = model_state_snapshots._weighted_sum(piece)
     for at in range(len(piece)):
         other = piece.clone()
         other[at] += 1
-        assert snapshots._weighted_sum(other) != whole
-    assert snapshots._weighted_sum(piece.flip(0)) != whole, "order matters"
+        assert model_state_snapshots._weighted_sum(other) != whole
+    assert model_state_snapshots._weighted_sum(piece.flip(0)) != whole, "order matters"
 
 
 def test_many_differences_are_counted():

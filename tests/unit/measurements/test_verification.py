@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from emad_ref.benchmark.flops import flops
-from emad_ref.claims.base import add_flop_evidence_leg
+from emad_ref.claims.base import add_flop_evidence_grade_leg
 from emad_ref.measurements import verification as module
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
@@ -233,8 +233,8 @@ def verdict(outcome: str) -> Verdict:
 
 
 def test_a_verdict_says_on_what_it_stands(nano):
-    said = add_flop_evidence_leg(verdict("survived"), of(nano))
+    said = add_flop_evidence_grade_leg(verdict("survived"), of(nano))
     assert [leg.name for leg in said.legs] == ["evidence: witnessed"]
     assert said.legs[0].outcome == "measured"
-    assert add_flop_evidence_leg(verdict("not applicable"), of(nano)).legs == ()
+    assert add_flop_evidence_grade_leg(verdict("not applicable"), of(nano)).legs == ()
     assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")

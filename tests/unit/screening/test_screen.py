@@ -413,7 +413,7 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
         return replace(full, nll_nats=full.nll_nats + lost, flops=0.9 * full.flops)
 
     monkeypatch.setattr(selection.losses, "teacher_force_at_point", feed)
-    monkeypatch.setattr(selection.losses, "teacher_forced_columns", lose)
+    monkeypatch.setattr(selection.losses, "columns_from_teacher_forced_texts", lose)
     proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.n_documents)
     assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
     assert (None if proven.point_within_bound is None else proven.point_within_bound.name) == chosen

@@ -18,7 +18,7 @@ from emad_ref.statistics.goldens import (
     VERDICTS,
     DamagedGolden,
     KnownVerdicts,
-    RunSeedBudgetOptions,
+    VerdictConditions,
     format_comparison_summary,
     list_changes_from_shipped_register,
     load_known_verdicts_from_folders,
@@ -30,7 +30,7 @@ from emad_ref.statistics.goldens import (
 )
 from emad_ref.statistics.verdicts import OUTCOMES, load_register
 
-RUN = RunSeedBudgetOptions(0, "smoke")
+RUN = VerdictConditions(0, "smoke")
 KEY = verdict_key_fields("EMAD-F1", "sha", "world:premise", RUN)
 ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from emad_ref.errors import BadArgument
 from emad_ref.statistics.estimate import Estimate
 from emad_ref.statistics.legs import (
-    build_count_leg,
+    build_measured_count_leg,
     build_measured_estimate_leg,
     judge_against_threshold,
     not_applicable_verdict,
@@ -227,14 +227,17 @@ def test_what_is_absent_says_so_as_the_reason_that_a_row_is_open():
 
 
 def test_legs_that_report_are_listed_and_take_no_part():
-    beside = [build_measured_estimate_leg("beside", ABOVE), build_count_leg("count", 0.2, 7, "net FLOP reduction")]
+    beside = [
+        build_measured_estimate_leg("beside", ABOVE),
+        build_measured_count_leg("count", 0.2, 7, "net FLOP reduction"),
+    ]
     row = judged({"a": BELOW}, beside=beside)
     assert row.verdict == "survived"
     assert [leg.name for leg in row.legs] == ["a", "beside", "count"]
 
 
 def test_without_legs_a_row_is_measured_where_something_reports_and_else_unmeasured():
-    assert judged({}, beside=[build_count_leg("count", 0.2, 7, "x")]).verdict == "measured"
+    assert judged({}, beside=[build_measured_count_leg("count", 0.2, 7, "x")]).verdict == "measured"
     nothing = judged({})
     assert (nothing.verdict, nothing.estimate, nothing.reason) == ("unmeasured", None, "nothing was compared")
 
@@ -253,7 +256,7 @@ def test_an_interval_without_bounds_is_no_interval():
 
 
 def test_a_count_is_a_number_without_interval():
-    leg = build_count_leg("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
+    leg = build_measured_count_leg("a", np.float32(0.25), 12, "net FLOP reduction", "arithmetic")
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.25, None, 12)
     assert type(leg.estimate) is float  # JSON knows no NumPy scalars
     assert (leg.unit, leg.reason) == ("net FLOP reduction", "arithmetic")

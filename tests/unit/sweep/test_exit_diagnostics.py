@@ -21,7 +21,7 @@ from emad_ref.sweep.diagnostics import (
     final_token_ranks,
     layer_reliability,
     published_efficiency_gain,
-    rank_quantiles,
+    quantiles_of_ranks_by_layer,
     token_work_without_exit,
 )
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -50,7 +50,7 @@ def test_a_rank_counts_the_tokens_that_lie_above() -> None:
 
 def test_quantiles_of_ranks_are_ranks_that_occur() -> None:
     ranks = np.array([[1, 1], [10, 1], [100, 1], [1000, 2]])
-    assert rank_quantiles(ranks, (0.5, 1.0)).tolist() == [[10.0, 1000.0], [1.0, 2.0]]
+    assert quantiles_of_ranks_by_layer(ranks, (0.5, 1.0)).tolist() == [[10.0, 1000.0], [1.0, 2.0]]
 
 
 def test_calibration_error_of_the_sure_and_wrong_is_their_confidence() -> None:

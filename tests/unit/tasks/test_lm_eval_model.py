@@ -34,7 +34,7 @@ import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from emad_ref.tasks import lm_eval_model, metrics
-from emad_ref.tasks.continuations import make_stop_string_check
+from emad_ref.tasks.continuation_scoring import make_stop_string_check
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, list_available_task_names, make_task_manager
 from emad_ref.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
 from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
