@@ -151,13 +151,13 @@ def is_exit_rule_met(
     ``decided``: index of each token among the decided ones of its sequence, in a shape that broadcasts to ``signal``'s;
     required if thresholds decay.
 
-    Replay and decoding both compare only here. The threshold is rounded to float32, as signals are, so that a threshold
-    between two floats gives the same decision everywhere.
+    Replay and decoding both compare here, and between probes in ``extrapolate_exits_between_probes``. Signal and
+    threshold are rounded to float32, so that a threshold between two floats gives the same decision everywhere.
 
     Raises:
         BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
     """
-    thresholds = point.threshold_table[:, column]
+    thresholds, signal = point.threshold_table[:, column], signal.astype(np.float32, copy=False)
     if bins is None and len(thresholds) > 1:
         raise BadArgument(
             "bins", None, f"a bin in 0–{len(thresholds) - 1} for every signal", "see exit_rules.assign_bins"

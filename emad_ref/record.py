@@ -176,7 +176,7 @@ class Record:
     tokens : TokenTable
         One row per processed token.
     signal : float64 [tokens, probes]
-        Values that were compared with thresholds; NaN where no probe was read.
+        Values compared with thresholds, before rounding to float32; NaN where no probe was read.
     emitted : list of int64 arrays, one per sequence
         New tokens, the stop token included if one was emitted.
     stop : list of str

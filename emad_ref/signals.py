@@ -18,7 +18,8 @@ CONTRIBUTING.md has the recipe.
 
 The lens trace and the decode loop both use ``from_logits``: replay equals decoding only if both compute the same number
 from the same logits. ``from_lens`` is a second, independent form in float64 NumPy, for audits. ``probes.probe`` reads
-several layers together, by a signal's ``needs``. This module has no thresholds or points, and does not import torch.
+several layers together, by a signal's ``needs``. This module has no thresholds or points, and imports torch only when
+a signal is computed.
 """
 
 from __future__ import annotations

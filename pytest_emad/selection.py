@@ -1,8 +1,9 @@
 """Selection and order of the collected tests.
 
 ``--emad-only`` selects by claim. Tests about a pair or an exit need one. Tests with a larger budget are deselected
-unless they gate or the user named them. Correctness runs before quality, quality before time, and gates first within
-each model: timing a decoder with a wrong K/V cache is useless. Tests of other plugins keep their places.
+unless they gate or the user named them. Within each model gates that measure no time run first. The others follow by
+folder, correctness before quality and quality before time: timing a decoder with a wrong K/V cache is useless. Tests
+of other plugins keep their places.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def sorted_gates_first_per_model(
 ) -> list[pytest.Item]:
     """``items`` with ``gating`` claims without a model first, then per model its gates, ``exact`` ones first.
 
-    Tests that measure time keep their place at the end. Models keep their order, so pytest frees one before it loads
-    the next.
+    Tests that measure time keep their place behind those of correctness and quality. Models keep their order, so
+    pytest frees one before it loads the next.
     """
     parts: list[list[pytest.Item]] = []
     model = None

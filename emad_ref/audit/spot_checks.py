@@ -2,8 +2,8 @@
 
 A decoder may pass every audit, but err in the batches for quality, work or energy, or cut corners while timed. So code
 that reads answers for a verdict uses ``AuditedDecoder``, which keeps a few requests and sessions. Outputs from a timed
-run are judged unchanged, without decoding again. The operating system's entropy selects answers and rows after the
-answers, so no seed predicts them.
+run are judged unchanged; only approximate schedules decode them again, to compare. The operating system's entropy
+selects answers and rows after the answers, so no seed predicts them.
 
 Any number of ties is excused: a few hundred tokens cannot show a share of 1 %.
 """

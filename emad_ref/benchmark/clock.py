@@ -111,7 +111,7 @@ def time_pairs(
             ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A returned number counts
             as its own measured seconds (a device timer) in place of the wall clock's.
         pairs: counted pairs, ≥ 1.
-        rng: the order of the arms; each arm leads equally often, up to one pair.
+        rng: the order of the arms; each leads equally often, up to one pair, with the warm-up counted.
         synchronize: called before each start and before each stop.
         clock: wall clock in seconds.
         process_clock: CPU time of this process in seconds.

@@ -449,7 +449,7 @@ def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -
 
 
 def _trace_fields(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Fields of a trace from columns [tokens, L] as ``readings`` names them."""
+    """Fields of a trace from columns [tokens, L] as ``readout_columns`` names them."""
     plain: dict[str, Any] = {name: columns[name] for name in COLUMNS}
     return plain | {"signals": {name: columns[name] for name in LAYERWISE}}
 

@@ -137,7 +137,8 @@ class Question(Generic[E]):
                   (``measurements.pair_measurements``), or only the pair's names (``measurements.study``).
     ``answer``    gathers the evidence and passes it to ``decide``.
     ``decide``    pure function from evidence to verdict; None if an extension does not expose its own.
-    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm.
+    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm; an lm-eval tag
+                  counts as one task.
     ``needs``     claims whose verdict or thresholds it reads (``ClaimContext.verdict_of`` and ``row_of``).
     ``measures``  whether it measures time or energy, and so needs an otherwise idle machine.
     ``suite``     the folder of ``suites`` with its test.
@@ -311,7 +312,7 @@ class RunPlan:
 
 
 def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
-    """``not applicable`` if weights are untrained or replay is invalid for the decoder under test; else None."""
+    """``not applicable`` without trained causal weights, or if replay does not predict the decoder; else None."""
     if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
         return asked.not_applicable(reason)
     return None

@@ -79,7 +79,8 @@ class QualityEvidence:
 def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
     """EMAD-F1: whether quality holds at every proposed point that saves enough FLOPs.
 
-    Points of one corpus share their bootstrap samples. A requested task without a score is an unmeasured leg.
+    Points and corpora with equally many documents share their bootstrap samples. A requested task without a score is
+    an unmeasured leg.
 
     Args:
         shown: number of worst legs to keep; the verdict's ``n`` then counts the judged legs.
@@ -134,9 +135,7 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     claim, bound = asked.claim, asked.claim.thresholds["perplexity_rise"]
     # enough samples for Holm's smallest level
     resamples = required_resamples(sum(len(point.perplexity) + 1 for point in points) + asked.other_legs)
-    draws = cache(
-        lambda documents: draw_document_counts(documents, resamples, asked.rng)
-    )  # points of a corpus share them
+    draws = cache(lambda documents: draw_document_counts(documents, resamples, asked.rng))  # points share them
     tests: list[LegTest] = []
     listed: list[Leg] = []
     for point in points:
@@ -378,7 +377,7 @@ def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidenc
 
 QUESTIONS = (
     # Legs of each proposed point: accuracy, and perplexity on the corpus and on each perplexity task. Points: margin 0,
-    # the margin chosen on validation and --emad-margin (``CandidatePoints.margin_points``).
+    # the margin chosen on validation and --emad-margin (``CandidatePoints.selected_points``).
     Question(
         "EMAD-F1",
         "model",

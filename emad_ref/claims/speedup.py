@@ -261,7 +261,7 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
 def time_chosen_point(
     evidence: ModelMeasurements, asked: ClaimContext
 ) -> tuple[OperatingPoint, str, dict[int, TimingResult]]:
-    """``choose_point_and_unusable_reason``, and batch size → times, from fewer pairs if the speed-up does not count."""
+    """``choose_point_and_unusable_reason``, and batch size → times: ``n_indicative_pairs`` if unusable."""
     point, unusable = choose_point_and_unusable_reason(evidence, asked)
     pairs = evidence.latency.n_indicative_pairs if unusable else None
     return point, unusable, evidence.latency.time_point_by_batch_size(point, pairs)

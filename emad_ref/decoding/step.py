@@ -44,7 +44,8 @@ class StepInput:
 
     ``tokens``   int64 [rows, n] on the device; ``context``: their positions and masks; ``state``: the session's.
     ``cap``      int64 [rows] the largest depth each row may take.
-    ``by_rule``  bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and no probe reads.
+    ``by_rule``  bool [rows] whether the rule may stop the row earlier; else the row takes its cap, and probes read it
+                 only beside other rows.
     ``decided``  int64 [rows] index of each row's first token among its decided ones, for thresholds that decay.
     ``last``     number of tokens at the end of each row whose logits are needed, 0…n.
     """
@@ -62,7 +63,8 @@ class StepInput:
 class StepOutput:
     """``logits`` [rows, last, V] on the device, each at its token's depth; ``depth`` int64 [rows, n].
 
-    ``signal`` float64 [rows, n, probes] as compared, NaN where unread; ``cap`` int64 [rows] of each row's first token.
+    ``signal`` float64 [rows, n, probes] as read, before its rounding to float32; NaN where unread; ``cap`` int64
+    [rows] of each row's first token.
     """
 
     logits: Tensor
@@ -107,7 +109,11 @@ class AdaptiveForward:
 
     @property
     def can_decide_chunks(self) -> bool:
-        """Whether one pass decides several tokens; false if a probe remembers shallower layers of rows that stop."""
+        """Whether one pass decides several tokens.
+
+        False if depth is not by prefix, if thresholds depend on bins, decay or interpolation, for estimates of the
+        entropy, and if a probe remembers shallower layers of rows that stop.
+        """
         point = self.point
         several = (
             self.schedule.by_prefix and point.bins.bin_count == 1 and not point.interpolate and point.decay is None
@@ -153,10 +159,7 @@ class AdaptiveForward:
                     bins = self._bins(step.context, running.rows, reading.logits)
                 here = None if bins is None else bins[running.rows]
                 decided = None if self.point.decay is None else step.decided[running.rows]
-                # rules compare in float32, in which models compute; float64 only carries signals to the host
-                stops |= (
-                    is_exit_rule_met(self.point, column, values.astype(np.float32), here, decided) & running.by_rule
-                )
+                stops |= is_exit_rule_met(self.point, column, values, here, decided) & running.by_rule
                 if self.point.interpolate:
                     if before is not None:
                         self._plan_exits(cap, running, column, before, values, here)
@@ -209,7 +212,7 @@ class AdaptiveForward:
                 values = np.full(inside.shape, np.nan)
                 values[inside] = to_numpy_float64(reading.signal)
                 signal[running[:, None], place, column] = values
-                fired = is_exit_rule_met(self.point, column, values.astype(np.float32)) & inside
+                fired = is_exit_rule_met(self.point, column, values) & inside
                 keep = np.where(fired.any(axis=1), fired.argmax(axis=1), keep)
             keep = np.where(cap[running] == layer, 0, keep)
             stopped = inside & (place >= keep[:, None])

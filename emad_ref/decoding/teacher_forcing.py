@@ -115,8 +115,8 @@ def teacher_force_texts(
 ) -> list[TeacherForcedText]:
     """Feed ``sequences``, at most ``decoder.max_rows`` together. ``fed(n)`` is called after every n tokens.
 
-    ``work`` is that of decode steps, and None if several rows were fed together. Each sequence needs a decided
-    position.
+    ``work`` is that of decode steps; None if several rows, or whole layers, were fed together. Each sequence needs a
+    decided position.
 
     Raises:
         BadArgument: as the decoder raises for these texts.
@@ -207,7 +207,7 @@ def _force_layerwise(
             reading = probe.read(states[index(running)], number, work)
             shown, values = reading.logits, to_numpy_float64(reading.signal)
             columns.signal[running, number] = values
-            stops |= is_exit_rule_met(point, number, values.astype(np.float32), None, decided[running])
+            stops |= is_exit_rule_met(point, number, values, None, decided[running])
         stopped, among = running[stops], np.flatnonzero(stops)
         columns.depth[stopped] = layer
         exits[index(stopped)] = states[index(stopped)]

@@ -20,13 +20,13 @@ from emad_ref.screening.settings import work_share_for_token_cost
 class Budget:
     """Amount of work of one run; larger budgets run more tests on more data.
 
-    ``examples``: Hypothesis examples per property. ``calibrate``, ``validate``, ``evaluate``: documents per split (30
-    evaluated ones at least, to falsify). ``items``: scored examples per task (100). ``pairs``: timed pairs per batch
-    size without warm-up (30). ``batch_sizes``: legs of the timing claims. ``prompt_tokens``, ``new_tokens``: of a timed
-    request; ``new_tokens`` also bounds generation elsewhere. ``processes``: fresh ones over which the pairs are
-    divided. With ratios that differ by 1 % between processes and 5 % between pairs
-    (``tests/laws/test_process_replicates.py``), 20 processes and 120 pairs show a speed-up of 1.15× at three batch
-    sizes against two baselines in nine runs of ten.
+    ``examples``: Hypothesis examples per property. ``calibrate``, ``validate``, ``evaluate``: windows per split, one
+    per document if the corpus has enough (30 evaluated documents at least, to falsify). ``items``: scored examples per
+    task (100). ``pairs``: timed pairs per batch size without warm-up (30). ``batch_sizes``: legs of the timing claims.
+    ``prompt_tokens``, ``new_tokens``: of a timed request; ``new_tokens`` also bounds generation elsewhere.
+    ``processes``: fresh ones over which the pairs are divided. With ratios that differ by 1 % between processes and 5
+    % between pairs (``tests/laws/test_process_replicates.py``), 20 processes and 120 pairs show a speed-up of 1.15× at
+    three batch sizes against two baselines in nine runs of ten.
     """
 
     name: str

@@ -1,10 +1,10 @@
 """Causal language model layer by layer: the blocks of a decoder-only family, called in turn.
 
-The blocks are the Hugging Face modules themselves: full depth equals the model's own forward bit by bit if the masks
-agree, and a checkpoint needs no conversion. Construction compares the model's size and its full-depth logits with
-``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. With a cache, blocks run their
-fused step (``models.fused_blocks``) if there is one, unless the backend is ``walked``. Steps of one token are captured
-if the device supports it (``models.graph_capture``), unless the backend is ``eager``.
+Without a cache the blocks are the Hugging Face modules themselves: full depth equals the model's own forward bit by bit
+if the masks agree. A checkpoint needs no conversion. Construction compares the model's size and its full-depth logits
+with ``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. With a cache, blocks run
+their fused step (``models.fused_blocks``) if there is one, unless the backend is ``walked``. Steps of one token are
+captured if the device supports it (``models.graph_capture``), unless the backend is ``eager``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.

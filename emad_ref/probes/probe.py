@@ -1,8 +1,8 @@
 """Probe of an operating point: reads each row's signal after a layer, and the logits from which a stopping row emits.
 
-``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the readout of rows that stop
-without logits. Some probes remember shallower layers of the same step: ``begin_step`` forgets them,
-``keep_running_rows`` drops the rows that stopped.
+``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the full readout, which
+probes use, and rows that stop where no probe gave logits. Some probes remember shallower layers of the same step:
+``begin_step`` forgets them, ``keep_running_rows`` drops the rows that stopped.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from emad_ref.probes.signal_values import (
     ProbeOutput,
     hidden_state_cosine,
     require_finite,
+    require_finite_cpu_float64,
     softmax_response,
-    to_finite_cpu_float64,
 )
 from emad_ref.probes.tuned_lens import get_point_lens
 from emad_ref.record import Work
@@ -79,7 +79,7 @@ class FullSoftmaxProbe(BaseProbe):
         layer = self.point.probes[column]
         logits = self.emit_logits(hidden, layer, work)
         return ProbeOutput(
-            to_finite_cpu_float64(SIGNALS[self.point.signal].compute_from_logits(logits), f"after layer {layer}"),
+            require_finite_cpu_float64(SIGNALS[self.point.signal].compute_from_logits(logits), f"after layer {layer}"),
             logits,
         )
 
@@ -96,7 +96,8 @@ class SaturationProbe(BaseProbe):
             return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
         require_same_rows(len(below), len(hidden))
         return ProbeOutput(
-            to_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[column]}"), None
+            require_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[column]}"),
+            None,
         )
 
     def keep_running_rows(self, rows: Tensor) -> None:
@@ -227,7 +228,7 @@ class EstimatorProbe(BaseProbe):
         rows = hidden.shape[0]
         work.count_readout(self.reader.kind, layer, rows, rows * self.reader.macs_per_row)
         entropy = self.reader.entropy_nats(hidden, column)
-        return ProbeOutput(to_finite_cpu_float64(entropy, f"after layer {layer}"), None)
+        return ProbeOutput(require_finite_cpu_float64(entropy, f"after layer {layer}"), None)
 
 
 class PreviousTop1AgreementProbe(BaseProbe):

@@ -80,7 +80,7 @@ def require_finite(entropy: Tensor, where: str) -> None:
         )
 
 
-def to_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
+def require_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
     values = torch.from_numpy(to_numpy_float64(signal))  # before the check: it would cost a second transfer
     require_finite(values, where)

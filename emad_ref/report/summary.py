@@ -1,7 +1,8 @@
 """The summary of a run, at most forty lines: outcome with reason, gates, operating points, other claims.
 
-It uses only ``report.json``, so the run that wrote the report, ``emad report --text`` and a job summary print the same.
-Gates and ids are in the order of the register. A gate shows claim, verdict, measured value, requirement, place.
+It uses only ``report.json``, and the shipped register for order and missing titles. So the run that wrote the report,
+``emad report --text`` and a job summary print the same. Gates and ids are in the order of the register. A gate shows
+claim, verdict, measured value, requirement, place.
 
 ``DETAIL_LEVELS`` define the order of omissions for lack of room: survived claims, then reasons, then titles, points and
 lines about the run. Gates that do not hold keep their numbers, undecided claims their remedies. Ids of falsified claims

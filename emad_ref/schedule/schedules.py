@@ -12,7 +12,7 @@ keeps between steps: K/V, deferred states and the count of work.
 
     monotone       D_t = min(D_{t−1}, first fire of t) (EMAD, "KV-consistent scheduling"): exact, K/V never missing
     positional     D_t = round(ceiling − (ceiling − floor)·min(t, period)/period) (SkipDecode): no rule at all
-    free_eager     any depth; stopped rows run on to write K/V above: exact, no compute saved
+    free_eager     any depth; stopped rows run on to write K/V above: exact, saves at most one block
     free_deferred  any depth; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
     chunked        one depth per ``period`` tokens, decided at the first of them; deferred otherwise: exact
     copying        any depth; the state at the exit fills K/V above it (CALM): approximate, decoded and never replayed

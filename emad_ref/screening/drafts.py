@@ -354,8 +354,8 @@ def fit_draft_lens(
 ) -> FittedLens:
     """Fit a lens of ``layers`` with its gate, attached to the model's stepper.
 
-    ``texts``: the model's continuations of calibration text (``continuations``); ``corpus``: that text's name, for the
-    record.
+    ``texts``: the model's continuations of calibration text (``generate_continuations``); ``corpus``: that text's
+    name, for the record.
 
     Raises:
         BadArgument: layers or a rank that the model lacks.

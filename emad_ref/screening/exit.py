@@ -53,8 +53,8 @@ class Exit:
     """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or None, and ``why_none``.
 
     ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: setting of lossless self-speculation; None if it
-    is not faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of states
-    above an exit, if ``lossy`` fills K and V with them. ``signs``: features at ``lossy`` of the documents that
+    is not clearly faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of
+    states above an exit, if ``lossy`` fills K and V with them. ``signs``: features at ``lossy`` of the documents that
     ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens for drafts, fitted on the
     model's own text (``fit_draft_lens``), if drafts use one.
 

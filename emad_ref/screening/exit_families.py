@@ -1,4 +1,4 @@
-"""Families of exits for screening: every kind of exit of this project, each with one parameter from strict to loose.
+"""Families of exits for screening: every kind of exit of this project, most with one parameter from strict to loose.
 
     readout    the model's own head, or the tuned lens
     criterion  the signals with ``screening`` in their row of ``signals``; a profile minus a margin (EMAD); or none
@@ -114,7 +114,7 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
 
 
 def candidate_probe_sets(layers: int, among: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    """Sets of exit layers, densest first, each once: of ``among``, by default all below the last.
+    """Sets of exit layers, all layers first, each once: of ``among``, by default all below the last.
 
     >>> candidate_probe_sets(5)
     [(1, 2, 3, 4), (1, 3), (2, 4), (3,), (2, 3), (1, 2, 4)]

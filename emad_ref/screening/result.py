@@ -127,7 +127,8 @@ def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
     """Why evaluation does not confirm a point; "" if it does."""
     if row.rise.n < ENOUGH_DOCUMENTS:
         return (
-            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on {row.rise.n} documents of full length; "
+            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on text worth "
+            f"{row.rise.n} documents of one length; "
             f"{ENOUGH_DOCUMENTS} are the fewest to recommend on (more --documents)"
         )
     if row.rise.p_below > CONFIRMATION_LEVEL:

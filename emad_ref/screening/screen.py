@@ -4,8 +4,9 @@
     recommendation
 
 Each phase reads a fixed number of documents (``settings``). Record and table give the reason for a phase that cannot
-run. Each choice has its own text, and every shown figure is of the evaluation split. Times, and drafts chosen by them,
-depend on the machine (``result.MACHINE_KEYS``).
+run. Rules are chosen, certified and judged on three texts; the guarantee's figures are of the certification text,
+all other savings and losses of the evaluation text. Times, and drafts chosen by them, depend on the machine
+(``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from emad_ref.screening.selection import (
     PointSelector,
     SelectedPoint,
     SelectionRow,
-    candidate_points_around_best,
+    candidate_points_up_to_best,
     certify_points,
     compute_oracle_headrooms,
     decode_point_columns,
@@ -221,7 +222,7 @@ def _decode_best(
     best = max(free, key=lambda row: chooser.net_saving(row.point))
     named = None if progress is None else f"{progress}, states"
     states = fit_state_translators(model, best.point, texts.calibrate, settings, named)
-    points = candidate_points_around_best(best.family, best.point, chooser, settings.rise, states)
+    points = candidate_points_up_to_best(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
     count = evaluated.text.n_documents

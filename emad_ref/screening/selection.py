@@ -102,9 +102,10 @@ class RiseBoundEstimator:
 def loosest_point(
     dial: ThresholdSweep, level: float, bound: Callable[[OperatingPoint], float]
 ) -> OperatingPoint | None:
-    """The loosest point of ``dial`` before ``bound`` of the next exceeds ``level``; None if no point stays within.
+    """The loosest point of ``dial`` with a ``bound`` of at most ``level``; None if no point stays within.
 
-    Bounds are assumed to rise with the setting. If they dip again later, the search stops early, which is safe.
+    Larger settings are looser, and bounds are assumed to rise with them. If they do not, the search may miss a looser
+    point; the bound of the returned one holds all the same.
     """
     if bound(dial.point(dial.most)) <= level:
         return _named_point(dial, dial.most)
@@ -232,7 +233,7 @@ class EvaluationIntervals:
             threshold=level,
             rng=self._rng,
             draws=self._draws,
-            worst=None,  # the guarantee covers documents that this text lacks
+            worst=None,  # a guarantee, if there is one, covers documents that this text lacks; else nothing does
         )
         net, blocks = (self.estimate_saving(column, number) for column in (columns.flops, columns.depth))
         return SelectedPoint(family, level, point, net, rise, blocks, how)
@@ -302,7 +303,7 @@ ORACLES: tuple[OracleName, ...] = ("threshold", "price")
 
 @dataclass(frozen=True)
 class OracleHeadroom:
-    """The largest saving of an oracle within ``level``: share of blocks, and net share of FLOPs.
+    """The oracle's point that saves most blocks within ``level``: that share of blocks, and its net share of FLOPs.
 
     ``low``, ``high``: 95 % interval of ``net``.
     """
@@ -401,10 +402,10 @@ def fit_state_translators(
     return states
 
 
-def candidate_points_around_best(
+def candidate_points_up_to_best(
     family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
 ) -> list[OperatingPoint]:
-    """Points with thresholds around ``best`` in its family, strict to loose, for decoding.
+    """Points at or below the thresholds of ``best`` in its family, strict to loose, for decoding.
 
     ``states`` translate an exit's state for K and V above it; None: the state is copied.
     """

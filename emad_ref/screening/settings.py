@@ -1,6 +1,6 @@
 """Settings of a screening, and its amounts of text: counted in documents, never in seconds.
 
-One seed reads the same text on every machine under any load. The duration of the first phases is predicted
+One seed reads the same text on every machine under any load. The duration of most phases is predicted
 (``screening.timing``), without reducing the text.
 """
 
@@ -30,7 +30,8 @@ class ScreeningSettings:
     """Settings of a screening.
 
     ``corpus``, ``data``: text and its folder. ``documents``: to certify and to judge on, each; where a head costs more
-    than a block, half as many choose. The duration of a screening is about proportional to its documents. ``rise``:
+    than a block, half as many choose if there are enough. The duration of a screening is about proportional to its
+    documents. ``rise``:
     upper bound of the perplexity rise of a recommendation. ``seed``: of held-out documents and resampling. ``window``:
     the most tokens of a window; None: 512.
 

@@ -1,9 +1,9 @@
 """Text splits of a screening, the lens and gate fitted on them, and traces for selection and evaluation.
 
     calibrate  its training documents fit the lens, its others the gate and the maps of K and V
-    validate   every other document (every third if a head costs more than a block) chooses rules and thresholds; the
-               rest certify them, since a guarantee is void if its own text has chosen the rule
-    evaluate   every shown figure is of this split
+    validate   every other document (every third if a head costs more than a block and there are enough) chooses rules
+               and thresholds; the rest certify them, since a guarantee is void if its own text has chosen the rule
+    evaluate   shown savings and losses are of this split
 
 Each split has one window per document if there are enough documents, since intervals resample documents.
 """
@@ -78,7 +78,7 @@ class ScreeningText:
 
 @dataclass(frozen=True, eq=False)
 class TextSplits:
-    """The three splits, the second in two halves."""
+    """The three splits, the second in two parts: to choose on and to certify on."""
 
     calibrate: ScreeningText
     choose: ScreeningText
@@ -94,8 +94,8 @@ def read_text_splits(model: LoadedModel, settings: ScreeningSettings, progress: 
         BadArgument: as ``tuning.windows_of``.
     """
     large = layers_to_read(model) is not None
-    halved = large and settings.documents >= 2 * MIN_DOCUMENTS
-    choosing = settings.documents // 2 if halved else settings.documents
+    is_third = large and settings.documents >= 2 * MIN_DOCUMENTS
+    choosing = settings.documents // 2 if is_third else settings.documents
     counts: dict[Split, int] = {
         "calibrate": (1 if large else WINDOWS_PER_DOCUMENT) * settings.documents,
         "validate": choosing + settings.documents,
@@ -109,7 +109,7 @@ def read_text_splits(model: LoadedModel, settings: ScreeningSettings, progress: 
             splits[split] = ScreeningText(
                 windows, max((t.left_out for t in read if isinstance(t, DistinctDocumentIterator)), default=0)
             )
-    texts = TextSplits(splits["calibrate"], *_divided(splits["validate"], 3 if halved else 2), splits["evaluate"])
+    texts = TextSplits(splits["calibrate"], *_divided(splits["validate"], 3 if is_third else 2), splits["evaluate"])
     for purpose, text in vars(texts).items():
         if text.n_documents < 2:
             raise TooLittleText(

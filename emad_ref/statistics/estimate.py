@@ -41,8 +41,7 @@ class ThresholdDistance:
     ``gap``    threshold − value: positive if the value is below.
     ``error``  standard error of the value; 0 if the units show no spread.
     ``worst``  contribution of an unseen unit, in the same unit (``pvalue_with_unseen_units``); None: no p-value
-    includes
-               it.
+               includes it.
     ``least``  smallest number of units with which a bootstrap can decide on this side.
     ``equal``  whether the effective number n is more than half of the units.
     """

@@ -67,9 +67,12 @@ def deciding_leg_name(claim: Mapping[str, Any]) -> str:
 
 def _deciding(claim: Mapping[str, Any]) -> Mapping[str, Any]:
     """The leg whose numbers the claim reports, {} if none of its listed legs has them."""
-    keys = ("estimate", "interval", "n", "threshold")
-    legs = (leg for leg in claim["legs"] if all(leg[key] == claim[key] for key in keys))
-    return {} if claim["estimate"] is None else next(legs, {})
+    keys = ("estimate", "interval", "threshold")
+    legs = [leg for leg in claim["legs"] if all(leg[key] == claim[key] for key in keys)]
+    if claim["estimate"] is None or not legs:
+        return {}
+    # n of a claim that lists only its worst legs counts the judged ones
+    return next((leg for leg in legs if leg["n"] == claim["n"]), legs[0])
 
 
 def format_claim_heading(claim: Mapping[str, Any], title: str) -> str:

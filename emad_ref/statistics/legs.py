@@ -5,13 +5,15 @@ rules bind every claim:
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
-- One falsified leg falsifies the row, so ``falsified`` carries Holm's correction over the legs. ``other_legs`` counts
+- One falsified leg falsifies the row, so ``falsified`` carries Holm's correction over the legs. Only a slow-down, an
+  interval of EMAD-F2 below 1×, falsifies without it. ``other_legs`` counts
   gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays valid, if
   conservative.
 - All legs must survive for the row to survive: an intersection–union test (Berger 1982), whose level is that of its
   legs. Each is tested at 5 % on its own; a correction would only cost power.
-- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may require
-  more before a leg may survive: few documents cannot show that none of them is ruined.
+- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm, unless its
+  row gives it the p-value 1 (tasks of EMAD-F1). A row may require more before a leg may survive: few documents cannot
+  show that none of them is ruined.
 - ``outcome_and_deciding_leg`` is the only place where legs become a row.
 
 Intervals are two-sided 95 % and not corrected. A leg with its interval entirely on the wrong side of the threshold may

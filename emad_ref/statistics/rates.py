@@ -193,8 +193,8 @@ def estimate_perplexity_rise(
         rng: source of the bootstrap samples; unused when ``draws`` is given.
         level: of the two-sided interval.
         draws: [resamples, documents] from ``draw_document_counts``, to share between calls.
-        worst: nats per token that an unseen document may lose; None: neither p-value includes unseen documents, because
-            a separate promise bounds them.
+        worst: nats per token that an unseen document may lose; None: neither p-value includes unseen documents;
+            a guarantee bounds them, or nothing does.
 
     Raises:
         BadArgument: shapes differ, no document, a token count below 1, or a value that is not finite.

@@ -253,9 +253,10 @@ def estimate_total_speedup(
     b_i share the length and their differences do not, so the t test fits even if the times are far from normal.
 
     Blocks of time are independent, pairs are not: neighbours share the state of the machine. The same test is made on
-    the totals of 32, 16 and 8 blocks of consecutive pairs, with one degree of freedom less than blocks. Pairs of
-    several processes are also tested by process. Bounds and p-values are those of the least certain test, and all allow
-    for what ``measure_steadiness`` finds of the machine and for what it cannot find.
+    the totals of 32, 16 and 8 blocks of consecutive pairs, as far as there are pairs enough, with one degree of
+    freedom less than blocks. Pairs of several processes are also tested by process. Bounds and p-values are those of
+    the least certain test, and all allow for what ``measure_steadiness`` finds of the machine and for what it cannot
+    find.
 
     If one arm of a pair takes far longer than the others suggest, the pair was interrupted, or the arm is slow at
     times. If both arms were struck about equally often, such pairs are set aside, and ``describe_treatment`` has the
@@ -492,9 +493,9 @@ def find_batch_size_limit(ratios: Mapping[int, Mapping[str, Estimate]]) -> Batch
     for rows, against in ratios.items():
         if not against:
             raise BadArgument(f"ratios[{rows}]", dict(against), "at least one baseline", "time one beside the method")
-    return BatchSizeLimit(tuple(_slowest_baseline(rows, ratios[rows]) for rows in sorted(ratios)))
+    return BatchSizeLimit(tuple(_least_certain_baseline(rows, ratios[rows]) for rows in sorted(ratios)))
 
 
-def _slowest_baseline(rows: int, against: Mapping[str, Estimate]) -> BatchSpeedup:
+def _least_certain_baseline(rows: int, against: Mapping[str, Estimate]) -> BatchSpeedup:
     name = min(against, key=lambda each: (against[each].low, against[each].value))
     return BatchSpeedup(rows, name, against[name])

@@ -121,7 +121,7 @@ class Verdict(NotebookReprMixin):
     """The result of one claim for one model.
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
-    decided (``legs.outcome_and_deciding_leg``).
+    decided (``legs.outcome_and_deciding_leg``); ``n`` of a row that lists only its worst legs counts the judged ones.
     ``why``  of an open row: the means to decide it or, if unknown, that leg's reason; else "".
 
     Raises:

@@ -1,18 +1,19 @@
 """Diagnostics of a point: readouts, estimators and depth, reported with the verdicts.
 
-``input_echo_rate_by_layer``               share of tokens whose top-1 after layer ℓ is the input token: a tied
-unembedding gives
-                                  this for a state that is still its own embedding, with low entropy and no prediction
-``entropy_agreement_auroc_by_layer``   AUROC of low entropy after layer ℓ for "top-1 is already the last layer's"; 0.5
-is
-                                  chance
-``compare_estimator``             agreement of an entropy estimator with the full softmax (claim EMAD-E4): Spearman's ρ,
-                                  bias, RMSE after correction, recall@K, share of exit decisions that change
-``layer_reliability``             confidence against accuracy after every layer (Early-exit LLMs, Figures 2 and 3), with
-                                  ECE = Σ_b (n_b / n) · |accuracy of bin b − mean confidence of bin b|, equal bins
-``published_efficiency_gain``     the paper's own formula d²·V·L / (d²·k·(L − j) + d²·V·j) < L / j
-                                  (``efficiency_gain_bound``). It charges full readouts below j, which the rule does not
-                                  need, and d²·V where one costs d·V.
+``input_echo_rate_by_layer``          share of tokens whose top-1 after layer ℓ is the input token: a tied unembedding
+                                      gives this for a state that is still its own embedding, with low entropy and no
+                                      prediction
+``entropy_agreement_auroc_by_layer``  AUROC of low entropy after layer ℓ for "top-1 is already the last layer's"; 0.5 is
+                                      chance
+``compare_estimator``                 agreement of an entropy estimator with the full softmax (claim EMAD-E4):
+                                      Spearman's ρ, bias, RMSE after correction, recall@K, share of exit decisions that
+                                      change
+``layer_reliability``                 confidence against accuracy after every layer (Early-exit LLMs, Figures 2 and 3),
+                                      with ECE = Σ_b (n_b / n) · |accuracy of bin b − mean confidence of bin b|, equal
+                                      bins
+``published_efficiency_gain``         the paper's own formula d²·V·L / (d²·k·(L − j) + d²·V·j) < L / j
+                                      (``efficiency_gain_bound``). It charges full readouts below j, which the rule does
+                                      not need, and d²·V where one costs d·V.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Loss tables compare points on a trace, and a point is chosen from them (EMAD, "Select margin m on a small validation
 set"). Under state copying the states of later tokens change with every exit, so no trace gives a point's loss. Then the
-text is fed token by token through the reference decoder, in batches. If replay is exact both give the same columns (a
-law). Each row of a batch is charged the work of a session of that row alone (a law): derived from its depths, or as
-counted under a confidence rule, whose readouts depend on the text.
+text is decoded: layer by layer for points with copied K/V, else token by token in batches. If replay is exact both give
+the same columns (a law). Each row of a batch is charged the work of a session of that row alone (a law): derived from
+its depths, or as counted under a confidence rule, whose readouts depend on the text.
 
 Decode steps are charged: the last prompt position and all after it. An encoder's run belongs to its prompt;
 cross-attention of decode steps, and the K/V of a source that they need, are charged.
@@ -248,7 +248,7 @@ def decoded_columns(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> PointColumnsBySequence:
-    """Losses and costs of operating points, decoded token by token.
+    """Losses and costs of operating points, by teacher forcing at each point (``decoding.teacher_forcing``).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Cost claims: counted FLOPs (EMAD-E5), time (EMAD-F2, EMAD-E7), energy (EMAD-N1). No test may run beside them."""
+"""Cost claims: counted FLOPs, time and energy. No test may run beside them."""
 
 from __future__ import annotations
 

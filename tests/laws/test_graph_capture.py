@@ -27,7 +27,7 @@ from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import NotFinite, to_finite_cpu_float64
+from emad_ref.probes.signal_values import NotFinite, require_finite_cpu_float64
 from emad_ref.protocol import Prompt
 from tests.cpu_graphs import TapeEngine, capturing
 from tests.devices import FIRST, Placed, two_devices
@@ -370,11 +370,11 @@ class Waits(TorchDispatchMode):
 def test_a_decision_costs_one_transfer():
     with two_devices(), Waits() as waits:
         signal = Placed(torch.tensor([1.5, 2.5]), FIRST)
-        values = to_finite_cpu_float64(signal, "after layer 3")
+        values = require_finite_cpu_float64(signal, "after layer 3")
         assert values.double().cpu().numpy().tolist() == [1.5, 2.5]
         assert waits.count == 1
         with pytest.raises(NotFinite, match=r"after layer 3: 1 of 2 rows"):
-            to_finite_cpu_float64(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
+            require_finite_cpu_float64(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
 
 
 # ---------------------------------------------------------------- steps that are not captured
