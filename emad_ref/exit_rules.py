@@ -1,7 +1,7 @@
 """Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
 
 ``calibrated_entropy_point``  τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
-``fixed_entropy_point``    τ_ℓ = h₀ at every probe
+``fixed_entropy_point``       τ_ℓ = h₀ at every probe
 confidence rules           exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
 
 Confidence rules may prune the vocabulary above j, to k*(ℓ) = max(250, ⌊35000 / (1 + 139·ℓ/24)⌋) tokens as published

@@ -46,11 +46,11 @@ EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 class EntropyEstimator:
     """How a probe estimates the entropy (EMAD, "Entropy estimation at inference"), with fitted parameters.
 
-    ``kind``        ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
+    ``kind``         ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
     ``k``, ``rank``  logits kept (topk, lowrank); r of the factorisation (lowrank).
-    ``search``      how topk retrieves: ``exact``, ``faiss``, ``lowrank`` (finds rows, then scores them).
-    ``correction``  per probe (slope, intercept) of the linear map to full entropy; () = none.
-    ``weights``     linear: per probe, one weight per entry of the head's input, and the intercept last.
+    ``search``       how topk retrieves: ``exact``, ``faiss``, ``lowrank`` (finds rows, then scores them).
+    ``correction``   per probe (slope, intercept) of the linear map to full entropy; () = none.
+    ``weights``      linear: per probe, one weight per entry of the head's input, and the intercept last.
     """
 
     kind: str = "full"

@@ -21,9 +21,9 @@ typed a part of the suites (``-k``, a file) is no proof: its gaps fail it only u
 A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
 test, or keeps it from running, fails the run (``find_gating_claim_gaps``).
 
-``unmet_requirements``  what options require of the whole run: a kind of claim decided, a gate evaluated, a verdict
-                        compared, no new golden.
-``undecided_failure_reasons_and_gaps``   tests that a decoder must decide, and the decoder that must have been judged.
+``unmet_requirements``                  what options require of the whole run: a kind of claim decided, a gate
+                                        evaluated, a verdict compared, no new golden.
+``undecided_failure_reasons_and_gaps``  tests that a decoder must decide, and the decoder that must have been judged.
 """
 
 from __future__ import annotations
