@@ -17,6 +17,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import PointMeasurements
 from emad_ref.point import full_depth
 from emad_ref.statistics.accuracy import TaskAccuracy
+from emad_ref.statistics.gate import deciding_leg_name
 from emad_ref.statistics.number_format import format_quantity
 from emad_ref.statistics.units import ByDocument, ByItem
 from emad_ref.statistics.verdicts import Verdict, load_register
@@ -396,6 +397,7 @@ def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
     assert verdict.legs[0].name == "worst: perplexity on world"
     assert verdict.n == 26
     assert "worst 20 of 65 legs" in verdict.reason
+    assert deciding_leg_name(verdict.to_json()) == "worst: perplexity on world", "although n counts the judged legs"
 
 
 # --- measurements -------------------------------------------------------------------------------------------------
