@@ -26,14 +26,14 @@ from emad_ref.audit.decoding_checks import (
     check_row_independence,
 )
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.reference_logits import Lens, LogitsFunctionLens
+from emad_ref.audit.reference_logits import Lens, LogitLens
 from emad_ref.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
 from emad_ref.audit.tolerances import tolerance
 
 __all__ = [
     "Finding",
     "Lens",
-    "LogitsFunctionLens",
+    "LogitLens",
     "ReplayedDocument",
     "check_decisions",
     "check_forced_depths",

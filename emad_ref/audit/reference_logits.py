@@ -160,7 +160,7 @@ class Lens(Protocol):
 
 
 @dataclass(frozen=True)
-class LogitsFunctionLens:
+class LogitLens:
     """A lens with only logits, enough for every signal of one layer's readout."""
 
     logits: Callable[[Ints], Floats]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.audit.reference_logits import Lens, LogitsFunctionLens
+from emad_ref.audit.reference_logits import Lens, LogitLens
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
@@ -56,7 +56,7 @@ def lens_of(model: torch.nn.Module) -> Lens:
     def lens(tokens: Ints) -> Floats:
         return readout(model, tokens).numpy()
 
-    return LogitsFunctionLens(lens)
+    return LogitLens(lens)
 
 
 def under_test(

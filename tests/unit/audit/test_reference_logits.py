@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from emad_ref.audit.reference_logits import LogitsFunctionLens, candidate_bins, compute_reference
+from emad_ref.audit.reference_logits import LogitLens, candidate_bins, compute_reference
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
@@ -34,9 +34,7 @@ def test_entropy_of_even_logits_is_log_v_even_when_they_are_huge() -> None:
 def test_signals_are_taken_after_the_probes_layers(name: str) -> None:
     logits, from_lens = np.random.default_rng(0).normal(size=(3, 4, 6)), LAYERWISE[name].from_lens
     assert from_lens is not None
-    reference = compute_reference(
-        LogitsFunctionLens(lambda tokens: logits), TOKENS, replace(POINT, signal=name), first=1
-    )
+    reference = compute_reference(LogitLens(lambda tokens: logits), TOKENS, replace(POINT, signal=name), first=1)
     np.testing.assert_array_equal(reference.signal, from_lens(logits[1:, [0, 2]]))
     np.testing.assert_array_equal(reference.emitted, logits[1:])
 
@@ -52,7 +50,7 @@ def test_signals_are_taken_after_the_probes_layers(name: str) -> None:
 )
 def test_an_unusable_answer_is_refused(answer: np.ndarray, what: str) -> None:
     with pytest.raises(BadArgument, match=what):
-        compute_reference(LogitsFunctionLens(lambda tokens: answer), TOKENS, POINT)
+        compute_reference(LogitLens(lambda tokens: answer), TOKENS, POINT)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +60,7 @@ def test_an_unusable_answer_is_refused(answer: np.ndarray, what: str) -> None:
 )
 def test_what_logits_do_not_decide_needs_a_lens_that_leads_the_rule(point: OperatingPoint) -> None:
     with pytest.raises(BadArgument, match="give a lens that can lead the rule"):
-        compute_reference(LogitsFunctionLens(lambda tokens: np.zeros((3, 4, 6))), TOKENS, point)
+        compute_reference(LogitLens(lambda tokens: np.zeros((3, 4, 6))), TOKENS, point)
 
 
 def test_bins_are_those_of_the_first_probes_readout() -> None:
@@ -70,7 +68,7 @@ def test_bins_are_those_of_the_first_probes_readout() -> None:
     point = replace(POINT, thresholds=((0.5, 0.5),) * 4, bins=spec)
     logits = np.zeros((3, 4, 6))
     logits[1:, 0, 0] = 9.0
-    reference = compute_reference(LogitsFunctionLens(lambda tokens: logits), TOKENS, point)
+    reference = compute_reference(LogitLens(lambda tokens: logits), TOKENS, point)
     assert reference.rows[0].tolist() == [0, 1, 3]
 
 
@@ -88,6 +86,6 @@ def test_a_likeliest_token_that_the_tolerance_leaves_open_is_given_both_ways() -
     )
     logits = np.zeros((3, 4, 6))
     logits[:, 0, 0], logits[:, 0, 1] = 9.0, [9.0 - 1e-9, 8.0, -9.0]
-    rows = np.stack(compute_reference(LogitsFunctionLens(lambda tokens: logits), TOKENS, point, tolerance=1e-6).rows)
+    rows = np.stack(compute_reference(LogitLens(lambda tokens: logits), TOKENS, point, tolerance=1e-6).rows)
     assert rows[0].tolist() == [0, 0, 0]
     assert [np.unique(column).tolist() for column in rows.T] == [[0, 1], [0], [0]]

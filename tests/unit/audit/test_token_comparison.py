@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.reference_logits import LogitsFunctionLens
+from emad_ref.audit.reference_logits import LogitLens
 from emad_ref.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,
@@ -49,7 +49,7 @@ def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
                 given[position, layer - 1, 1] = 9.0 - TOLERANCE / 2
         return given
 
-    return LogitsFunctionLens(logits)
+    return LogitLens(logits)
 
 
 def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the_rarest_come_first() -> None:
@@ -63,13 +63,13 @@ def test_each_token_that_is_likeliest_has_the_prompt_where_it_leads_most_and_the
         return given
 
     texts = [np.array([7, 8, 9]), np.array([4, 4])]
-    prompts, tokens = prompts_and_predicted_tokens(LogitsFunctionLens(logits), texts, 9)
+    prompts, tokens = prompts_and_predicted_tokens(LogitLens(logits), texts, 9)
     assert [(prompt.tokens.tolist(), token) for prompt, token in zip(prompts, tokens, strict=True)] == [
         ([7], [0]),
         ([4, 4], [1]),
         ([7, 8, 9], [2]),
     ]
-    assert prompts_and_predicted_tokens(LogitsFunctionLens(logits), texts, 2)[1] == tokens[:2]
+    assert prompts_and_predicted_tokens(LogitLens(logits), texts, 2)[1] == tokens[:2]
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:
@@ -165,7 +165,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
         assert found.passed is excused
 
 
-class LensThatRoundsCoarsely(LogitsFunctionLens):
+class LensThatRoundsCoarsely(LogitLens):
     """A lens whose rounding moves a logit by up to 5 after ``tokens`` tokens, and no other."""
 
     def __init__(self, at: int):

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitsFunctionLens, ProbeReadoutWork
+from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitLens, ProbeReadoutWork
 from emad_ref.audit.trajectory import Judge, Trajectory, count_exit_eligible_positions
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints
@@ -142,7 +142,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
         assert (tally.complaint is None) is passes
 
 
-class RoundingLens(LogitsFunctionLens):
+class RoundingLens(LogitLens):
     """A lens with logits 0 after every layer; the token ``at`` amplifies rounding to ``allowed``."""
 
     def __init__(self, at: int, allowed: float):
@@ -179,7 +179,7 @@ def test_an_entropy_may_be_off_by_more_where_it_moves_faster_than_logits(others:
     logits = np.zeros(1 + others)
     logits[0] = np.log(others)
     true, moved = (entropy(softmax(logits + by * np.eye(1 + others)[0])) for by in (0.0, TOLERANCE))
-    lens = LogitsFunctionLens(lambda tokens: np.tile(logits, (len(tokens), 4, 1)))
+    lens = LogitLens(lambda tokens: np.tile(logits, (len(tokens), 4, 1)))
     off = moved - true if passes else 2 * TOLERANCE
     assert TOLERANCE < abs(off) < 4 * TOLERANCE
     tally = Tally("t", needed=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.reference_logits import LogitsFunctionLens, compute_reference
+from emad_ref.audit.reference_logits import LogitLens, compute_reference
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -107,6 +107,6 @@ def test_a_trace_decides_points_of_its_own_lens_alone(stepper):
 
 
 def test_logits_alone_cannot_lead_a_lens():
-    lens = LogitsFunctionLens(lambda tokens: np.zeros((len(tokens), LAYERS, VOCABULARY)))
+    lens = LogitLens(lambda tokens: np.zeros((len(tokens), LAYERS, VOCABULARY)))
     with pytest.raises(BadArgument, match="entropy_nats/full/tuned lens"):
         compute_reference(lens, TEXT[0].tokens, replace(POINT, lens="ab"))
