@@ -137,8 +137,7 @@ class Question(Generic[E]):
                   (``measurements.pair_measurements``), or only the pair's names (``measurements.study``).
     ``answer``    gathers the evidence and passes it to ``decide``.
     ``decide``    pure function from evidence to verdict; None if an extension does not expose its own.
-    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm; an lm-eval tag
-                  counts as one task.
+    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm.
     ``needs``     claims whose verdict or thresholds it reads (``ClaimContext.verdict_of`` and ``row_of``).
     ``measures``  whether it measures time or energy, and so needs an otherwise idle machine.
     ``suite``     the folder of ``suites`` with its test.

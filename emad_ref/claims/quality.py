@@ -382,7 +382,7 @@ QUESTIONS = (
         "EMAD-F1",
         "model",
         answer_quality,
-        legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None)),
+        legs=lambda study, layers: (2 + study.lm_eval_task_count) * (2 + (study.margin is not None)),
         decide=decide_quality,
     ),
     make_model_question(

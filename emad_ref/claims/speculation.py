@@ -430,7 +430,7 @@ QUESTIONS = (
         "EMAD-R5",
         "pair",
         answer_against_speculation,
-        legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + len(study.tasks),
+        legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + study.lm_eval_task_count,
         measures=True,
         budget="standard",
         decide=decide_against_speculation,

@@ -482,7 +482,7 @@ QUESTIONS = (
         "pair",
         answer_switching_score,
         # only validation shows the number of tasks worth routing, at most all
-        legs=lambda study, layers: len(RESULTS) * (len(world.TASKS) + len(study.tasks)),
+        legs=lambda study, layers: len(RESULTS) * (len(world.TASKS) + study.lm_eval_task_count),
         budget="standard",
         decide=decide_switching_score,
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
@@ -133,6 +134,15 @@ class Study:
             "tasks": "+".join(sorted(self.tasks)) or None,
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
+
+    @property
+    def lm_eval_task_count(self) -> int:
+        """Number of requested lm-eval tasks, the members of a tag one by one; without lm-eval, of names."""
+        if not self.tasks or find_spec("lm_eval") is None:
+            return len(self.tasks)
+        from emad_ref.tasks.evaluation import expand_task_tags, make_task_manager
+
+        return len(expand_task_tags(self.tasks, make_task_manager(None)))
 
     @property
     def exit_file_digest(self) -> str | None:

@@ -100,22 +100,17 @@ class LmEvalScores:
     @cached_property
     def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
-        from emad_ref.tasks.evaluation import make_task_manager
+        from emad_ref.tasks.evaluation import expand_task_tags, make_task_manager
 
         manager = make_task_manager(None)
         names = sorted(self._study.tasks)
         for name in names:
             if name not in manager.all_tasks:
                 raise BadArgument("--emad-tasks", name, f"some of {', '.join(manager.all_tasks)}")
-        by_task: dict[str, tuple[str, ...]] = {}
-        for name in names:
-            entry = manager.task_index[name]
-            if name in manager.all_groups:
-                by_task[name] = tuple(entry.cfg["task"])
-            else:
-                by_task |= {
-                    member: (member,) for member in (sorted(entry.tags) if name in manager.all_tags else [name])
-                }
+        by_task = {
+            name: tuple(manager.task_index[name].cfg["task"]) if name in manager.all_groups else (name,)
+            for name in expand_task_tags(names, manager)
+        }
         return {name: members for name, members in by_task.items() if name not in self._twice(by_task)}
 
     def _twice(self, members_by_task: Mapping[str, tuple[str, ...]]) -> set[str]:

@@ -10,8 +10,9 @@ from the documents. So WikiText, for which lm-eval gives no standard error, has 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,12 @@ def make_task_manager(data: Path | None) -> TaskManager:
     metadata = {} if data is None else {"data": str(data)}
     with lm_eval_quiet():
         return TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=metadata)
+
+
+def expand_task_tags(names: Iterable[str], manager: TaskManager) -> list[str]:
+    """``names`` with every tag replaced by its tasks, each once; a group stays one task, an unknown name itself."""
+    members = (sorted(manager.task_index[name].tags) if name in manager.all_tags else [name] for name in names)
+    return list(dict.fromkeys(chain.from_iterable(members)))
 
 
 def list_available_task_names() -> tuple[str, ...]:

@@ -99,6 +99,7 @@ def test_the_two_falsifiers_count_each_other() -> None:
 def test_a_named_margin_is_one_more_point_and_a_task_may_be_one_more_corpus() -> None:
     assert other_legs("EMAD-F2", Study(margin=0.1)) == 2 * 3
     assert other_legs("EMAD-F2", Study(tasks=frozenset({"wikitext"}))) == 3 * 2
+    assert other_legs("EMAD-F2", Study(tasks=frozenset({"ai2_arc"}))) == 4 * 2, "a tag counts each of its two tasks"
 
 
 def test_larger_budgets_time_more_batch_sizes() -> None:
