@@ -225,7 +225,7 @@ class Recorder:
 def decide_and_record_claim(
     evidence: ModelOrPairMeasurements,
     layers: int,
-    docket: RunPlan,
+    plan: RunPlan,
     record: Recorder,
     claim: str,
     question: Question[Any] | None = None,
@@ -240,16 +240,16 @@ def decide_and_record_claim(
 
     refuted = None
     try:
-        answer = docket.answer_claim(claim, evidence, layers, question)
+        answer = plan.answer_claim(claim, evidence, layers, question)
     except AuditRefutedError as complaint:
         refuted = complaint
     if refuted is not None:  # outside of the handler, or pytest would print the complaint twice
         if refuted.finding is not None:
             record.record_audit(refuted.finding)
-        asked = docket.make_context(claim, evidence.name, layers)
+        asked = plan.make_context(claim, evidence.name, layers)
         record.record_claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
-    record.record_tables_points_notes(evidence.name, answer.exhibits)
+    record.record_tables_points_notes(evidence.name, answer.attachments)
     record.record_claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
 
 

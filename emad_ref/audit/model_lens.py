@@ -95,19 +95,19 @@ class ModelLens:
             BadArgument: an estimator or a pruning of other sizes than this model's.
         """
         # A pruned readout of nearly the whole vocabulary, row by row, would take minutes at 50,000 tokens.
-        watch, n = make_probe(self.stepper, point, CachedFullLogitHeads(self.stepper)), len(tokens) - first
+        rule_probe, n = make_probe(self.stepper, point, CachedFullLogitHeads(self.stepper)), len(tokens) - first
         states = compute_sequence_states(self.stepper, tokens, first, self.source)
         signal, shown = np.full((n, len(point.probes)), np.nan), dict[int, Tensor]()
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
         shrink = None if point.confidence is None else point.confidence.shrink
         sizing: dict[int, Floats] = {}  # layer → confidence [n] that determines the size of its readout
-        watch.begin_step()
+        rule_probe.begin_step()
         for probe, layer in enumerate(point.probes):
             work = Work.none(point.layers)
-            if isinstance(watch, PrunedProbe) and shrink is not None and watch.confidence is not None:
-                sizing[layer] = to_numpy_float64(watch.confidence)
-            reading = watch.read(states[layer - 1], probe, work)
+            if isinstance(rule_probe, PrunedProbe) and shrink is not None and rule_probe.confidence is not None:
+                sizing[layer] = to_numpy_float64(rule_probe.confidence)
+            reading = rule_probe.read(states[layer - 1], probe, work)
             signal[:, probe] = to_numpy_float64(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
             macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
@@ -118,7 +118,7 @@ class ModelLens:
         def emitted(layer: int) -> Floats:
             if layer in shown:
                 return to_numpy_float64(shown[layer])
-            return to_numpy_float64(watch.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
+            return to_numpy_float64(rule_probe.emit_logits(states[layer - 1], layer, Work.none(point.layers)))
 
         def sizes(error: float) -> Ints:
             """int64 [n, L] tokens of adaptive readouts if every confidence were higher by ``error``; 0 elsewhere."""

@@ -134,26 +134,26 @@ def compute_columns_by_confidence_rule(
         NotFinite: a layer's signals are no numbers.
     """
     heads = CachedFullLogitHeads(stepper)
-    watches = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
+    rule_probes = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
     columns = {rule: ConfidenceColumns.empty(nll_nats, top1) for rule in rules}
     step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
     for rows in (slice(start, start + step) for start in range(0, len(target), step)):
-        for watch in watches.values():
-            watch.begin_step()
+        for rule_probe in rule_probes.values():
+            rule_probe.begin_step()
         for layer in sorted(states):
             hidden = states[layer][rows]  # one tensor for all rules, which share their heads
-            for rule, watch in watches.items():
+            for rule, rule_probe in rule_probes.items():
                 if layer in rule.probes:
-                    _write_columns(columns[rule], watch, hidden, rule.probes.index(layer), layer, rows, target)
+                    _write_columns(columns[rule], rule_probe, hidden, rule.probes.index(layer), layer, rows, target)
     return columns
 
 
 def _write_columns(
-    columns: ConfidenceColumns, watch: Probe, hidden: Tensor, probe: int, layer: int, rows: slice, target: Tensor
+    columns: ConfidenceColumns, rule_probe: Probe, hidden: Tensor, probe: int, layer: int, rows: slice, target: Tensor
 ) -> None:
     """Write the probe's readings of ``hidden`` into the columns."""
     at, work = layer - 1, Work.none(columns.signal.shape[1])
-    reading = watch.read(hidden, probe, work)
+    reading = rule_probe.read(hidden, probe, work)
     columns.signal[rows, at] = reading.signal.float().cpu().numpy()
     columns.heads[:, at] = work.readout_rows[:, at] > 0
     if reading.macs is not None:

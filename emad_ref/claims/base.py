@@ -122,7 +122,7 @@ class Answer:
     verdict: Verdict
     corpus: str = ""
     fingerprint: str = ""
-    exhibits: Attachments = field(default_factory=Attachments)
+    attachments: Attachments = field(default_factory=Attachments)
     refused: str = ""
 
 
@@ -299,10 +299,10 @@ class RunPlan:
         if not self.is_gating(claim):
             return 0
         gating = [find_question_of_claim(name) for name in self.register if self.is_gating(name)]
-        family = sum(question.legs(self.study, layers) * self._times(question) for question in gating)
+        family = sum(question.legs(self.study, layers) * self._decisions_per_run(question) for question in gating)
         return family - find_question_of_claim(claim).legs(self.study, layers)
 
-    def _times(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence
+    def _decisions_per_run(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence
         """How often a run decides a row: once for a pair, else once per model."""
         return self.models if question.about == "model" else 1
 

@@ -63,7 +63,7 @@ def answer_early_exit_claim(
         return Answer(verdict(), evidence.early_exits.corpus, evidence.fingerprint, Attachments(tables()))
 
     said = answer_question(Question(asked.claim.id, "model", judged), evidence, asked)
-    return replace(said, exhibits=notes + said.exhibits)
+    return replace(said, attachments=notes + said.attachments)
 
 
 def make_early_exit_question(

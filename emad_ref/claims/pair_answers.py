@@ -62,10 +62,10 @@ def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) ->
 
 
 def make_answer_from_pair_verdict(
-    pair: PairMeasurements, verdict: Verdict, exhibits: Attachments | None = None
+    pair: PairMeasurements, verdict: Verdict, attachments: Attachments | None = None
 ) -> Answer:
     """The answer of a question decided on this pair's items."""
-    return Answer(verdict, pair.corpus, pair.fingerprint, exhibits or Attachments())
+    return Answer(verdict, pair.corpus, pair.fingerprint, attachments or Attachments())
 
 
 def make_skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:

@@ -285,8 +285,8 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     by_leg = {leg.name: leg.interval for leg in verdict.legs}
     names = [loss.point.name for loss in points.selected_evaluation_losses]
     intervals = {name: by_leg.get(format_perplexity_leg_name(name, evidence.corpus)) for name in names}
-    exhibits = make_point_attachments(points, intervals) + make_task_attachments(points)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+    attachments = make_point_attachments(points, intervals) + make_task_attachments(points)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, attachments)
 
 
 def measure_point_on_all_corpora(evidence: ModelMeasurements, loss: PointLoss) -> PointMeasurements:

@@ -165,19 +165,19 @@ def answer_switching_vs_speculation_speed(pair: PairMeasurements, asked: ClaimCo
         return absent  # the weights decide which model writes which token, and so the time
     timed = pair.latency.switching_timings
     arms, not_run = make_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
-    exhibits = Attachments(notes=(pair.latency.describe_timing(timed),))
+    attachments = Attachments(notes=(pair.latency.describe_timing(timed),))
     if absent:
         verdict = replace(
             absent.verdict, legs=make_unscored_timing_legs(arms, pair.latency.n_new_tokens, asked, not_run)
         )
-        return make_answer_from_pair_verdict(pair, verdict, exhibits)
+        return make_answer_from_pair_verdict(pair, verdict, attachments)
     return make_answer_from_pair_verdict(
         pair,
         decide_switching_vs_speculation_speed(
             SwitchingVsSpeculationEvidence(arms, pair.latency.n_new_tokens, _switching_score(pair, asked), not_run),
             asked,
         ),
-        exhibits,
+        attachments,
     )
 
 

@@ -186,11 +186,11 @@ def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
     point, unusable, timed = time_chosen_point(evidence, asked)
     found = measure_speedup(evidence, point, unusable, timed)
-    exhibits = make_speedup_attachments(found, evidence, point, asked) + Attachments(
+    attachments = make_speedup_attachments(found, evidence, point, asked) + Attachments(
         points=(evidence.latency.make_timing_row(point),)
     )
     refused = decoder_unusable_reason(evidence) if unusable else ""
-    return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
+    return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, attachments, refused)
 
 
 def measure_speedup(
@@ -220,10 +220,10 @@ def make_speedup_attachments(
 ) -> Attachments:
     """Attachments: a note on the timing and its power, the end of the gain, and the times of all arms."""
     legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
-    watch = evidence.latency
+    latency = evidence.latency
     notes = [
-        watch.format_timing_note(point, asked.claim.thresholds["speedup_ratio"], legs),
-        watch.format_prefill_note(point),
+        latency.format_timing_note(point, asked.claim.thresholds["speedup_ratio"], legs),
+        latency.format_prefill_note(point),
     ]
     if found.swept:
         notes.append(
@@ -368,7 +368,7 @@ def _other_lossless_ways(raced: SpeedupEvidence, beside: Mapping[str, ByPair], s
 
 def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-X4 with the exit's own drafting over the judge's model; the decoder under test does not matter."""
-    verdict, exhibits = make_unmet_learned_exit_verdict(evidence, asked), Attachments()
+    verdict, attachments = make_unmet_learned_exit_verdict(evidence, asked), Attachments()
     if verdict is None and evidence.self_speculation.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
@@ -376,10 +376,10 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
         found = gather_self_speculation(speculation, baseline_unavailable_reasons(latency))
         verdict = decide_self_speculation(found, asked)
         times = AttachedTable(f"{asked.claim.id}: time by batch size", make_time_rows(_one_row_decides(found[0])))
-        exhibits = Attachments(
+        attachments = Attachments(
             (times,), (latency.describe_timing("drafts of the exit", speculation.timings_by_batch_size),)
         )
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, attachments)
 
 
 def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping[str, str]) -> SelfSpeculationEvidence:

@@ -148,18 +148,18 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
     }
     unrouted = tuple((task, both.gap, both.summary) for task, both in rules.comparisons.items() if task not in tasks)
     verdict = decide_switching_score(SwitchingScoreEvidence(routed, unrouted), asked)
-    exhibits = Attachments(
+    attachments = Attachments(
         notes=(rules.tasks_not_worth_routing_note, *(note for task in tasks if (note := _shortened(pair, task))))
     )
     for task in tasks:
         tried = [make_answer_row(rules.format_rule_name(rule), done) for rule, done in rules.try_rules(task).items()]
-        exhibits += Attachments((AttachedTable(f"rules tried on {task}", tried),))
+        attachments += Attachments((AttachedTable(f"rules tried on {task}", tried),))
         if task in rules.written_tasks_worth_routing:
             rows = _cost_rows(pair, task)
-            exhibits += Attachments((AttachedTable(f"score against cost on {task}", rows, "score against cost"),))
+            attachments += Attachments((AttachedTable(f"score against cost on {task}", rows, "score against cost"),))
     if written := [task for task in tasks if task in rules.written_tasks_worth_routing]:
-        exhibits += make_item_switching_token_table(rules, written[0])
-    return make_answer_from_pair_verdict(pair, verdict, exhibits)
+        attachments += make_item_switching_token_table(rules, written[0])
+    return make_answer_from_pair_verdict(pair, verdict, attachments)
 
 
 def _shortened(pair: PairMeasurements, task: str) -> str:

@@ -152,11 +152,11 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
         is_gating = comparison.expected is not None if args.gate == "known" else plan.is_gating(row.id)
         verdict = replace(verdict, gate=is_gating)
         comparisons.append(comparison.to_json())
-        attachments += answer.exhibits
+        attachments += answer.attachments
         tables += [
             {"model": verdict.model, "title": table.title, "rows": table.rows}
             | ({"figure": table.figure} if table.figure else {})
-            for table in answer.exhibits.tables
+            for table in answer.attachments.tables
         ]
         result = build_gate_messages(verdict, row, gating, comparison.expected)
         failures += [result.failure] if result.failure else []

@@ -283,9 +283,11 @@ class LatencyBenchmark:
             SubprocessFailed: a fresh process ended without its times.
         """
         if point not in self._timed:
-            race = partial(LatencyBenchmark.time_point, point=point)
+            time_requests = partial(LatencyBenchmark.time_point, point=point)
             requests = {rows: self.make_requests(rows, pairs) for rows in self.subject.budget.batch_sizes}
-            self._timed[point] = self.run_timing_by_batch_size(race, (self.subject.full_depth_point, point), requests)
+            self._timed[point] = self.run_timing_by_batch_size(
+                time_requests, (self.subject.full_depth_point, point), requests
+            )
         return self._timed[point]
 
     def time_extra_batch_sizes(self, point: OperatingPoint) -> dict[int, TimingResult]:
@@ -307,17 +309,17 @@ class LatencyBenchmark:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
         requests = self.make_requests(1, audited=range(self.n_pairs))
         if decides:
-            race = partial(LatencyBenchmark.time_points, points=points)
-            return self.run_timing_by_batch_size(race, points.values(), {1: requests})[1]
+            time_requests = partial(LatencyBenchmark.time_points, points=points)
+            return self.run_timing_by_batch_size(time_requests, points.values(), {1: requests})[1]
         return self.time_points(1, requests, points=points)
 
     def run_timing_by_batch_size(
         self,
-        race: TimingFunction,
+        time_requests: TimingFunction,
         points: Collection[OperatingPoint] = (),
         requests: Mapping[int, RequestBatchesByPair] | None = None,
     ) -> dict[int, TimingResult]:
-        """Batch size → ``race`` of all pairs, in this process or divided over fresh ones.
+        """Batch size → ``time_requests`` of all pairs, in this process or divided over fresh ones.
 
         Raises as ``time_point_by_batch_size``.
 
@@ -325,8 +327,8 @@ class LatencyBenchmark:
         """
         requests = requests or {rows: self.make_requests(rows) for rows in self.subject.budget.batch_sizes}
         if self._divide is not None:
-            return self._divide(self, race, points, requests)
-        return {rows: race(self, rows, each) for rows, each in requests.items()}
+            return self._divide(self, time_requests, points, requests)
+        return {rows: time_requests(self, rows, each) for rows, each in requests.items()}
 
     def time_points(
         self, rows: int, requests: RequestBatchesByPair, *, points: Mapping[str, OperatingPoint]
@@ -477,10 +479,10 @@ class LatencyBenchmark:
             f"(after correction over {legs} legs){compiled}"
         )
 
-    def describe_timing(self, what: str, races: Mapping[int, TimingResult]) -> str:
-        """One sentence about any ``races``: their arms (``what``), requests and machine."""
+    def describe_timing(self, what: str, timings: Mapping[int, TimingResult]) -> str:
+        """One sentence about any ``timings``: their arms (``what``), requests and machine."""
         length, new = self.request_shape
-        first = next(iter(races.values()))
+        first = next(iter(timings.values()))
         where = describe_timing_processes(first.process, self._alone)
         return (
             f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, "
@@ -489,9 +491,13 @@ class LatencyBenchmark:
 
     def format_prefill_note(self, point: OperatingPoint) -> str:
         """One sentence about seconds of prefill and of each decoded token, and the K/V that the point frees."""
-        races, new, geometry = self.time_point_by_batch_size(point), self.request_shape[1], self.subject.loaded.geometry
+        timings, new, geometry = (
+            self.time_point_by_batch_size(point),
+            self.request_shape[1],
+            self.subject.loaded.geometry,
+        )
         times = []
-        for rows, timed in races.items():
+        for rows, timed in timings.items():
             split = split_latency(timed.prefill_s, timed.seconds, new)
             arms = (f"{arm} {1e3 * first:.3g} ms and {1e3 * other:.3g} ms" for arm, (first, other) in split.items())
             times.append(f"batch {rows}: {', '.join(arms)}")
@@ -499,7 +505,7 @@ class LatencyBenchmark:
         token_bytes = 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element  # K and V of one token
         freed = f"none may be freed under the {point.schedule} schedule, which fills all of it"
         if point.schedule == FREEING_SCHEDULE:
-            skipped = next(iter(races.values())).compute_skipped_share(ADAPTIVE, geometry.layers)
+            skipped = next(iter(timings.values())).compute_skipped_share(ADAPTIVE, geometry.layers)
             freed = f"{100 * skipped:.1f} % of it may be freed while it decodes, as depth never rises (counted)"
         return (
             f"{self.subject.name} at {point.name!r}, to the first new token, and for each other: {'; '.join(times)}; "

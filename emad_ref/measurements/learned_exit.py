@@ -336,10 +336,12 @@ class SelfSpeculationTiming:
     def timings_by_batch_size(self) -> dict[int, TimingResult]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
         latency, budget = self._latency, self._subject.budget
-        race, alone = partial(time_self_speculation, drafting=self._drafting), min(budget.batch_sizes)
+        time_requests, alone = partial(time_self_speculation, drafting=self._drafting), min(budget.batch_sizes)
         larger = sorted({*budget.batch_sizes, *extra_batch_sizes(budget)} - {alone})
-        decisive = latency.run_timing_by_batch_size(race, requests={alone: latency.make_requests(alone)})
-        return decisive | {rows: race(latency, rows, latency.make_requests(rows, self._few)) for rows in larger}
+        decisive = latency.run_timing_by_batch_size(time_requests, requests={alone: latency.make_requests(alone)})
+        return decisive | {
+            rows: time_requests(latency, rows, latency.make_requests(rows, self._few)) for rows in larger
+        }
 
     @cached_property
     def lossless_arm_timings(self) -> TimingResult:

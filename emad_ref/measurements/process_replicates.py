@@ -121,7 +121,7 @@ def time_model_as_subprocess_task(
     name: str,
     fingerprint: str,
     study: Study,
-    race: TimingFunction,
+    time_requests: TimingFunction,
     shape: tuple[int, int],
     attached: Mapping[str, Mapping[str, Any]],
     requests: Mapping[int, RequestBatchesByPair],
@@ -141,7 +141,7 @@ def time_model_as_subprocess_task(
         subject = ModelUnderTest(loaded, study, resources)
         points = CandidatePoints(LensTraces(subject), TaskScores(subject), FlopVerification(ReplayValidity(subject)))
         benchmark = LatencyBenchmark(points, shape=shape)
-        return {rows: race(benchmark, rows, each) for rows, each in requests.items()}
+        return {rows: time_requests(benchmark, rows, each) for rows, each in requests.items()}
 
 
 class ProcessReplicates:
@@ -157,11 +157,11 @@ class ProcessReplicates:
     def time_batch_sizes_over_processes(
         self,
         benchmark: LatencyBenchmark,
-        race: TimingFunction,
+        time_requests: TimingFunction,
         points: Collection[OperatingPoint],
         requests: Mapping[int, RequestBatchesByPair],
     ) -> dict[int, TimingResult]:
-        """Batch size → ``race`` of all pairs; each process times all batch sizes, so that it loads the model once.
+        """Batch size → ``time_requests`` of all pairs; each process times all sizes, so that it loads the model once.
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
@@ -177,7 +177,7 @@ class ProcessReplicates:
             name=subject.name,
             fingerprint=subject.fingerprint,
             study=subject.study,
-            race=race,
+            time_requests=time_requests,
             shape=benchmark.request_shape,
             attached=collect_attachments(subject.stepper),
         )

@@ -138,32 +138,36 @@ class PrunedProbe(BaseProbe):
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
     def begin_step(self) -> None:
-        self.race: CandidateTokens | None = None
+        self.candidates: CandidateTokens | None = None
         self.confidence: Tensor | None = None  # [rows] of the last probe, which determines the adaptive k
 
     def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
         layer, parameters = self.point.probes[column], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit_logits(hidden, layer, work)
-            self.race = CandidateTokens.start_with_all_tokens(layer, logits)
+            self.candidates = CandidateTokens.start_with_all_tokens(layer, logits)
             # the JSD contrast is not defined yet: only the readout's own response gives a confidence
             self.confidence = softmax_response(logits)
             return get_score_function(self.point.signal)(parameters, layer, logits, {})
-        assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
-        require_same_rows(len(self.race), len(hidden))
-        self.race = self.race.narrow_to(self._sizes(column)).add_logits_of_layer(self.pruned_heads, hidden, layer, work)
-        compared = self.race.logits if SIGNALS[self.point.signal].is_contrastive else {}
+        assert self.candidates is not None, "the minimum layer is the first that a pruned rule reads"
+        require_same_rows(len(self.candidates), len(hidden))
+        self.candidates = self.candidates.narrow_to(self._sizes(column)).add_logits_of_layer(
+            self.pruned_heads, hidden, layer, work
+        )
+        compared = self.candidates.logits if SIGNALS[self.point.signal].is_contrastive else {}
         log_probs = {m: log_probabilities(z) for m, z in compared.items()}  # over the remaining candidates
-        output = get_score_function(self.point.signal)(parameters, layer, self.race.logits[layer], log_probs)
+        output = get_score_function(self.point.signal)(parameters, layer, self.candidates.logits[layer], log_probs)
         self.confidence = output.signal
         assert output.logits is not None, "scores of readouts give logits"
         return ProbeOutput(
-            output.signal, self.race.scatter_to_vocabulary(output.logits), self.race.macs_per_row(self.stepper.geometry)
+            output.signal,
+            self.candidates.scatter_to_vocabulary(output.logits),
+            self.candidates.macs_per_row(self.stepper.geometry),
         )
 
     def keep_running_rows(self, rows: Tensor) -> None:
-        if self.race is not None and self.confidence is not None:
-            self.race, self.confidence = self.race.keep_rows(rows), self.confidence[rows]
+        if self.candidates is not None and self.confidence is not None:
+            self.candidates, self.confidence = self.candidates.keep_rows(rows), self.confidence[rows]
 
     def _sizes(self, column: int) -> list[int]:
         parameters = _parameters(self.point)

@@ -69,10 +69,10 @@ def answered(run: ModelMeasurements) -> Answer:
 
 def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
     answer = answered(made(data))
-    assert (answer.verdict.verdict, answer.corpus, len(answer.exhibits.notes)) == ("measured", "squad+samsum", 2)
-    assert answer.exhibits.tables == (ROWS,)
+    assert (answer.verdict.verdict, answer.corpus, len(answer.attachments.notes)) == ("measured", "squad+samsum", 2)
+    assert answer.attachments.tables == (ROWS,)
     worlds = answered(made(bundled=True))
-    assert (worlds.corpus, worlds.exhibits.notes) == ("world:pairs", ())
+    assert (worlds.corpus, worlds.attachments.notes) == ("world:pairs", ())
     (data / "squad/dev-v1.1.json").unlink()
     assert answered(made(data)).corpus == "samsum"
 
@@ -86,7 +86,7 @@ def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path
         answer = answered(run)
         assert answer.verdict == make_unmet_early_exit_verdict(run, ee("EE-3"))
         assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
-        assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
+        assert (answer.attachments.notes, answer.attachments.tables) == ((), ())
         assert answer.fingerprint == run.fingerprint
 
 
@@ -96,7 +96,7 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
 
     answer = answer_early_exit_claim(made(data), ee("EE-3"), declined)
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
-    assert len(answer.exhibits.notes) == 2
+    assert len(answer.attachments.notes) == 2
 
 
 def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:

@@ -107,7 +107,7 @@ def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest
     answer = answer_question(find_question_of_claim("EMAD-N1"), evidence, asked())
     assert answer.verdict.verdict == "unmeasured"
     assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
-    assert answer.exhibits.notes == ()
+    assert answer.attachments.notes == ()
 
 
 def test_a_model_on_two_devices_has_no_counter():

@@ -103,10 +103,10 @@ def test_the_headline_is_asked_of_names_alone() -> None:
 
 @pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
 def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
-    docket, question = RunPlan(load_register(), Study(), models=5), find_question_of_claim(claim)
+    plan, question = RunPlan(load_register(), Study(), models=5), find_question_of_claim(claim)
     assert question.about == ("names" if claim == "EAD-H1" else "pair")
-    assert docket._times(question) == 1
-    assert docket._times(replace(question, about="model")) == 5
+    assert plan._decisions_per_run(question) == 1
+    assert plan._decisions_per_run(replace(question, about="model")) == 5
 
 
 @pytest.mark.parametrize(("trained", "corpus"), [(True, "world tasks"), (False, TEXTS)])
@@ -149,7 +149,7 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     assert alike.latency.timed_switching_rule == alike.routing_rules.find_rule_nearest_saving(
         alike.latency.task_to_time, 0.415
     )
-    (note,) = answer.exhibits.notes
+    (note,) = answer.attachments.notes
     assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")
     assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
 
@@ -258,7 +258,7 @@ def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
     assert answer.verdict.verdict == "measured"
     assert answer.verdict.n == FEW.reported
     assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {speculation.CHECKED}
-    assert answer.exhibits.notes == (), "no tie on this text"
+    assert answer.attachments.notes == (), "no tie on this text"
 
 
 class Lying:

@@ -102,7 +102,7 @@ def test_uncertainty_is_judged_where_the_bridge_holds(sound: ModelMeasurements) 
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
     assert all(20 <= leg.n <= DOCUMENTS for leg in answer.verdict.legs)  # effective number: some are longer than others
-    assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
+    assert [table.figure for table in answer.attachments.tables] == ["depth by position"]
 
 
 @pytest.fixture
@@ -135,11 +135,11 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
         *speedup.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in speedup.EXACT), "state copying: perplexity",
     }  # fmt: skip
     assert named["state copying: perplexity"].n in range(speedup.DECODED - 6, speedup.DECODED)  # effective number
-    assert whole.exhibits.notes == ("timed repairs",)
+    assert whole.attachments.notes == ("timed repairs",)
     assert [leg.name for leg in bare.verdict.legs] == [*speedup.EXACT, *BESIDE]
     assert all(leg == named[leg.name] for leg in bare.verdict.legs)
     assert bare.verdict.verdict == "survived"
-    assert bare.exhibits.notes == (
+    assert bare.attachments.notes == (
         "timed repairs",
         f"small: EMAD-E7: no FLOPs and no quality: {NOT_PREDICTED}",
     )
@@ -152,7 +152,7 @@ def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper)
     evidence.replay_validity.bridge_finding = None  # reading it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*speedup.EXACT, *BESIDE]
-    assert answer.exhibits.notes == ("timed repairs",)
+    assert answer.attachments.notes == ("timed repairs",)
 
 
 def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(

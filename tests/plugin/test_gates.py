@@ -56,6 +56,14 @@ def test_gate_paper(
     result.assert_outcomes(**{"failed" if status == FAILS else "passed": 1})
 
 
+@pytest.mark.parametrize(("models", "legs"), [(["emad-nano"], 5), (["emad-nano", "emad-tiny"], 14)])
+def test_holms_family_counts_every_model_of_the_run(
+    project: pytest.Pytester, run: Run, models: list[str], legs: int
+) -> None:
+    project.makepyfile(f"def test(emad_docket): assert emad_docket.count_other_legs('EMAD-F1', 12) == {legs}")
+    run(*(f"--emad-model={model}" for model in models)).assert_outcomes(passed=1)
+
+
 def test_a_users_register_can_take_a_gate_away(project: pytest.Pytester, run: Run) -> None:
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\ngate = false\n")
     one_verdict(project, "falsified")

@@ -453,12 +453,12 @@ def test_a_sweep_is_timed_once_from_few_pairs_looked_at_and_named(monkeypatch):
     legs = {leg.name: leg for leg in verdict.legs}
     assert (legs["batch 8, against generate"].outcome, legs["batch 8, against generate"].n) == ("measured", FEW_PAIRS)
     assert legs["batch 8: timed requests"].n > 0
-    exhibits = speedup.make_speedup_attachments(found, evidence, point, question)
+    attachments = speedup.make_speedup_attachments(found, evidence, point, question)
     said = speedup.estimate_batch_size_limit(found.all_batches).description
     assert legs[speedup.ENDS].reason == said
     assert verdict.reason.endswith(said)
-    assert any(note.endswith(said) for note in exhibits.notes)
-    (table,) = exhibits.tables
+    assert any(note.endswith(said) for note in attachments.notes)
+    (table,) = attachments.tables
     assert [row["batch"] for row in table.rows] == [1, 2, 4, 8, 16]
     assert [row["decides"] for row in table.rows] == [True, False, True, False, False]
     assert [row["pairs"] for row in table.rows] == [DECIDING, FEW_PAIRS, DECIDING, FEW_PAIRS, FEW_PAIRS]

@@ -226,7 +226,7 @@ def test_without_an_exit_nothing_is_promised(tmp_path: Path) -> None:
 
 def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> None:
     """Every criterion through the lens, and the oracles of either readout, as a figure and at the same losses."""
-    figure, table = answered(evidence_with(tmp_path, found_exit()), "EMAD-X5").exhibits.tables
+    figure, table = answered(evidence_with(tmp_path, found_exit()), "EMAD-X5").attachments.tables
     assert figure.figure == "saving against loss"
     told = {row["family"]: row["kind"] for row in figure.rows}
     ceilings = {family for family, kind in told.items() if kind == "ceiling"}
@@ -295,7 +295,7 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     assert finding.passed is False
     assert finding.detail.startswith("adaptive, row 0")
     answer = answered(evidence, "EMAD-X4")
-    verdict, (note,) = answer.verdict, answer.exhibits.notes
+    verdict, (note,) = answer.verdict, answer.attachments.notes
     assert "timed drafts of the exit, 8 prompt + 6 new tokens, 3 pairs in this process alone (the budget" in note
     assert verdict.verdict == "falsified"
     assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)

@@ -124,7 +124,7 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
     asked = ClaimContext(load_register()["EMAD-F1"], evidence.name, np.random.default_rng(0))
     answer = answer_question(find_question_of_claim("EMAD-F1"), evidence, asked)
     by_leg = {leg.name: leg.interval for leg in answer.verdict.legs}
-    judged = [row for row in answer.exhibits.points if row["interval"] is not None]
+    judged = [row for row in answer.attachments.points if row["interval"] is not None]
     assert judged
     for row in judged:
         assert row["interval"] == by_leg[f"{row['name']}: perplexity on world:premise"]
