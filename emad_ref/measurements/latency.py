@@ -235,7 +235,10 @@ class LatencyBenchmark:
     def make_requests(
         self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None
     ) -> RequestBatchesByPair:
-        """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed."""
+        """Fresh prompts for every pair (the budget's number by default) and the warm-up, drawn by the run's seed.
+
+        They are fresh within a batch size: requests of several rows begin with the prompts of one row.
+        """
         pairs = pairs or self.n_pairs
         prompts = self.subject.make_equal_prompts(rows * (pairs + WARM_UP), self.request_shape[0])
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]

@@ -78,8 +78,10 @@ def test_deferred_fill_runs_what_eager_backfill_runs_but_for_the_tail(stepper, t
     assert deferred.work.fills.sum() == 0
 
 
-def test_rows_of_a_deferred_batch_are_the_rows_alone(stepper, thresholds):
-    chosen = point(thresholds, "free_deferred")
+@pytest.mark.parametrize("schedule", ["free_deferred", "copying", "free_eager"])
+def test_rows_of_a_batch_are_the_rows_alone(stepper, thresholds, schedule):
+    """Rows stop one after the other inside a step; K/V above an exit belong to the row that stopped."""
+    chosen = point(thresholds, schedule)
     prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
     together = WalkedDecoder(stepper, chosen, max_rows=4).generate(prompts, 20, frozenset({11}))
     for row, prompt in enumerate(prompts):

@@ -184,6 +184,24 @@ def test_the_same_prompts_go_to_every_arm(timed_evidence):
         assert [row.tolist() for row in full.emitted] == generate.tolist()
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_no_arm_gets_a_prompt_twice_counting_the_warm_up(timed_evidence, rows):
+    """A decoder that keeps prompts would run a pair faster whose prompts it has read in the warm-up."""
+    requests, read = timed_evidence.latency.make_requests(rows), {"full": [], "adaptive": []}
+
+    def arm(name):
+        def run(prompts):
+            read[name] += [tuple(prompt.tokens.tolist()) for prompt in prompts]
+            return np.zeros((len(prompts), 1), dtype=np.int64)
+
+        return run
+
+    timed = latency.time_arms({name: arm(name) for name in read}, requests, lambda: None)
+    assert [len(prompts) for prompts in timed.prompts] == [rows] * 3
+    for prompts in read.values():
+        assert len(set(prompts)) == len(prompts) == rows * (latency.WARM_UP + 3)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8])
 def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
     timed = timed_evidence.latency.time_point_by_batch_size(point_of(timed_evidence))[rows]

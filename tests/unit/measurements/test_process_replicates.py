@@ -246,8 +246,8 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    race = partial(LatencyBenchmark.time_point, point=point_of(made))
-    given = {"study": made.study, "race": race, "shape": SHAPE, "attached": {}, "requests": {}}
+    timing = partial(LatencyBenchmark.time_point, point=point_of(made))
+    given = {"study": made.study, "time_requests": timing, "shape": SHAPE, "attached": {}, "requests": {}}
     with pytest.raises(FingerprintMismatch, match="not the model any more"):
         time_model_as_subprocess_task(RunResources(), name="emad-nano", fingerprint="f" * 64, **given)
 
