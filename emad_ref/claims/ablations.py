@@ -20,7 +20,7 @@ from emad_ref.statistics.fronts import (
     PointFamily,
     build_comparison_leg_test,
     compare_families_at_saving_levels,
-    resamples_for_legs,
+    resample_count_for_legs,
 )
 from emad_ref.statistics.legs import LEVEL, LegTest, build_measured_estimate_leg
 from emad_ref.statistics.units import ByDocument
@@ -47,7 +47,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
         threshold=math.log1p(threshold),
         rng=asked.rng,
         unit="nats per token",
-        resamples=resamples_for_legs(len(SAVING_LEVELS) + asked.other_legs),
+        resamples=resample_count_for_legs(len(SAVING_LEVELS) + asked.other_legs),
     )
     if not met:
         return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")
@@ -121,7 +121,7 @@ def decide_foreign_profile_remedies(found: ForeignProfileEvidence, asked: ClaimC
 def _at_level(ours: PointFamily, rival: PointFamily, level: float, asked: ClaimContext) -> EqualFlopsComparison:
     """Both sides at ``level``, which both reach on validation."""
     threshold = asked.claim.thresholds["damage_nats"]
-    resamples = resamples_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
+    resamples = resample_count_for_legs(len(CONDITIONINGS) + 1 + asked.other_legs)
     (met,) = compare_families_at_saving_levels(
         ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit, resamples=resamples
     )

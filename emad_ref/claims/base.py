@@ -35,7 +35,7 @@ from emad_ref.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
 
 if TYPE_CHECKING:
     from emad_ref.measurements.model_measurements import ModelMeasurements
-    from emad_ref.measurements.verification import FlopVerification
+    from emad_ref.measurements.replay_and_flop_checks import FlopVerification
 
 About = Literal["model", "pair", "names"]
 Suite = Literal["claims", "cost", "invariants"]

@@ -260,7 +260,7 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
     return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
-def iterate_adaptive_vs_other_prunings(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+def iterate_vocabulary_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
     """Iterate over adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
     for task, minimum in exits.solved_task_layer_pairs:
@@ -420,7 +420,7 @@ QUESTIONS = (
     ),
     make_early_exit_question(
         "EE-9",
-        lambda exits: RuleComparisons.from_comparisons(exits, iterate_adaptive_vs_other_prunings(exits)),
+        lambda exits: RuleComparisons.from_comparisons(exits, iterate_vocabulary_pruning_comparisons(exits)),
         decide_adaptive_exit,
         tables=make_pruning_size_table,
         legs=2 * EXIT_SETTINGS,

@@ -51,7 +51,7 @@ def decide_overconfidence(found: Readings, asked: ClaimContext) -> Verdict:
     return asked.combine_legs(legs)
 
 
-def make_confidence_table(exits: EarlyExitMeasurements) -> AttachedTable:
+def make_layer_calibration_table(exits: EarlyExitMeasurements) -> AttachedTable:
     """Confidence, accuracy and calibration error after every layer."""
     rows: list[dict[str, Any]] = [
         {
@@ -112,7 +112,7 @@ def decide_contrastive_overconfidence(found: Readings, asked: ClaimContext) -> V
 
 
 QUESTIONS = (
-    make_early_exit_question("EE-5", gather_layer_readings, decide_overconfidence, tables=make_confidence_table),
+    make_early_exit_question("EE-5", gather_layer_readings, decide_overconfidence, tables=make_layer_calibration_table),
     make_early_exit_question("EE-6", gather_layer_readings, decide_token_rank, tables=make_rank_table),
     make_early_exit_question("EE-11", gather_layer_readings, decide_contrastive_overconfidence),
 )

@@ -260,7 +260,7 @@ def answer_estimator_rank_correlation(evidence: ModelMeasurements, asked: ClaimC
     estimates = evidence.entropy_estimators
     fitted = estimates.correct_estimators([*estimates.paper_topk_and_lowrank_estimators, estimates.linear_estimator])
     trace, document = estimates.take_trace_with_documents("evaluate", READ, fitted)
-    full = estimates.select_probe_columns(trace.entropy_nats)
+    full = estimates.take_probe_columns(trace.entropy_nats)
     read = {estimator: estimates.compute_uncorrected_estimates(trace, estimator) for estimator in fitted}
     readings, ours = {each.name: nats for each, nats in read.items()}, {estimates.linear_estimator.name}
     found = EstimatorRankCorrelationEvidence(estimates.probes, full, readings, document, listed=ours)

@@ -164,7 +164,10 @@ def answer_switching_score(pair: PairMeasurements, asked: ClaimContext) -> Answe
 
 def _shortened(pair: PairMeasurements, task: str) -> str:
     """A sentence if answers are too short for the paper's w and d_min."""
-    own, median = pair.routing_rules.scale_paper_constants(task), pair.routing_rules.median_answer_tokens(task)
+    own, median = (
+        pair.routing_rules.scale_paper_constants(task),
+        pair.routing_rules.large_model_median_answer_tokens(task),
+    )
     if own == PAPER:
         return ""
     return (

@@ -34,7 +34,7 @@ from emad_ref.measurements.traces import READ
 from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import FEATURES, EntropyEstimator, OperatingPoint, ScheduleName
-from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k
+from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k_by_row
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
 from emad_ref.replay import compute_replayed_decode_work, replay, replay_depths
@@ -319,7 +319,7 @@ class FittedEstimators:
         estimates = self._estimates
         raw = estimates.compute_uncorrected_estimates(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in self._profile.targets_nats]
-        full = estimates.select_probe_columns(self.trace.entropy_nats)
+        full = estimates.take_probe_columns(self.trace.entropy_nats)
         rows = compare_estimators(estimates.probes, full, {estimator: raw}, thresholds)
         recalls = [share for (name, _), share in self._recalls.items() if name == estimator.name]
         changes = zip(*(row.changed.values() for row in rows), strict=True)
@@ -369,7 +369,7 @@ class RecallCounter:
         for estimator, index in self._indices.items():
             retrieved, true = (each.search(normed, estimator.k)[1] for each in (index, self._exact))
             key = (estimator.name, layer)
-            self._hits[key] = self._hits.get(key, 0.0) + float(recall_at_k(retrieved, true).sum())
+            self._hits[key] = self._hits.get(key, 0.0) + float(recall_at_k_by_row(retrieved, true).sum())
 
     @property
     def recall_by_estimator_and_probe(self) -> dict[tuple[str, int], float]:

@@ -32,8 +32,8 @@ from emad_ref.measurements.latency import (
     get_decoding_record,
     time_arms,
 )
+from emad_ref.measurements.replay_and_flop_checks import ReplayValidity
 from emad_ref.measurements.traces import LensTraces
-from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.models.generation import Generate, make_transformers_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats

@@ -19,12 +19,12 @@ from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.pareto import BaselineComparison
 from emad_ref.measurements.process_replicates import ProcessReplicates
+from emad_ref.measurements.replay_and_flop_checks import FlopVerification, ReplayValidity
 from emad_ref.measurements.run_resources import ModelIsolation, RunResources, SubprocessRunner, copy_model
 from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence, measure_own_rule_speedup
 from emad_ref.measurements.study import FEWEST, Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import EntropyEstimators, LensTraces
-from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.text.documents import Split
 

@@ -14,9 +14,9 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import format_numbers_distinctly, rename_point_with_margin
 from emad_ref.measurements.attachments import AttachedTable, Attachments
-from emad_ref.measurements.task_scores import LmEvalScores, TaskScores
+from emad_ref.measurements.replay_and_flop_checks import FlopVerification
+from emad_ref.measurements.task_scores import LmEvalTaskScorer, TaskScores
 from emad_ref.measurements.traces import LensTraces
-from emad_ref.measurements.verification import FlopVerification
 from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
@@ -161,7 +161,7 @@ def full_depth_below_chance_notes(points: CandidatePoints) -> tuple[str, ...]:
 
 def make_task_attachments(points: CandidatePoints) -> Attachments:
     """lm-eval's tasks at the selected points; empty if none was scored."""
-    published: LmEvalScores = points.task_scores.published
+    published: LmEvalTaskScorer = points.task_scores.published
     rows = published.make_task_rows(points.selected_points)
     if not rows:
         return Attachments()

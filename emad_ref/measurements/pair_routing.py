@@ -174,10 +174,10 @@ class RoutingRules:
 
     def scale_paper_constants(self, task: str) -> SwitchingConstants:
         """The paper's w and d_min, shortened to a quarter of the median answer."""
-        most = max(1, int(self.median_answer_tokens(task)) // LEAST_MULTIPLE)
+        most = max(1, int(self.large_model_median_answer_tokens(task)) // LEAST_MULTIPLE)
         return SwitchingConstants(min(PAPER.window, most), min(PAPER.least_run, most))
 
-    def median_answer_tokens(self, task: str) -> float:
+    def large_model_median_answer_tokens(self, task: str) -> float:
         """Median tokens of the large model's own answers on validation, or of options."""
         alone = self.answers.answer_by_one_model(LARGE, task, "validate", self.size.tried)
         return float(np.median([len(bits) for bits in alone.entropy_bits]))

@@ -40,11 +40,11 @@ from emad_ref.measurements.latency import (
 )
 from emad_ref.measurements.model_under_test import ModelUnderTest, open_model
 from emad_ref.measurements.operating_points import CandidatePoints
+from emad_ref.measurements.replay_and_flop_checks import FlopVerification, ReplayValidity
 from emad_ref.measurements.run_resources import RunResources, SubprocessRunner
 from emad_ref.measurements.study import Study
 from emad_ref.measurements.task_scores import TaskScores
 from emad_ref.measurements.traces import LensTraces
-from emad_ref.measurements.verification import FlopVerification, ReplayValidity
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import attach_collected_tensors, collect_attachments

@@ -82,7 +82,7 @@ class LmEvalTaskMetadata:
     guess: float
 
 
-class LmEvalScores:
+class LmEvalTaskScorer:
     """lm-eval tasks of one model's study, each scored on first use.
 
     Accuracy, exact match and pass@1 are right or wrong per document. Perplexity is one more corpus. Any other metric,
@@ -432,7 +432,7 @@ class TaskScores:
     """
 
     def __init__(self, subject: ModelUnderTest):
-        self._subject, self.published = subject, LmEvalScores(subject)
+        self._subject, self.published = subject, LmEvalTaskScorer(subject)
         self._generated: dict[tuple[str, OperatingPoint], ByItem] = {}
         self._items: dict[Split, tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]] = {}
 

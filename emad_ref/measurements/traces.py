@@ -222,8 +222,8 @@ class EntropyEstimators:
     def correct_estimators(self, estimators: Sequence[EntropyEstimator]) -> list[EntropyEstimator]:
         """Each with its linear map to full entropy."""
         trace, _ = self.take_trace_with_documents("validate", FITTED, estimators)
-        full = self.select_probe_columns(trace.entropy_nats)
-        return [correct_estimator(e, self.select_probe_columns(trace.estimates[e]), full) for e in estimators]
+        full = self.take_probe_columns(trace.entropy_nats)
+        return [correct_estimator(e, self.take_probe_columns(trace.estimates[e]), full) for e in estimators]
 
     def take_trace_with_estimates(self, split: Split, count: int, estimators: Sequence[EntropyEstimator]) -> Trace:
         """The trace of at most ``count`` windows with every estimator's columns at the probes."""
@@ -254,7 +254,7 @@ class EntropyEstimators:
             return sequences
         return [replace(each, tokens=each.tokens[: each.adaptive_from + 1 + COSTLY_TOKENS]) for each in sequences]
 
-    def select_probe_columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+    def take_probe_columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""
         return values[:, np.array(self.probes) - 1].astype(np.float64)
 
@@ -264,5 +264,5 @@ class EntropyEstimators:
         The map hides an estimator's own bias, and a negative slope its order.
         """
         slope, intercept = np.array(estimator.correction).T
-        raw: NDArray[np.float64] = (self.select_probe_columns(trace.estimates[estimator]) - intercept) / slope
+        raw: NDArray[np.float64] = (self.take_probe_columns(trace.estimates[estimator]) - intercept) / slope
         return raw

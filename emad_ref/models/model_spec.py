@@ -13,7 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from emad_ref.errors import EmadError
 from emad_ref.models.bundled import weights_folder
-from emad_ref.models.downloads import dequantised_folder, model_folder
+from emad_ref.models.downloads import dequantised_folder, model_cache_path
 from emad_ref.models.loading import LoadedModel, load
 
 
@@ -108,7 +108,7 @@ def _source_folder(loaded: LoadedModel) -> Path | None:
     if source == "bundled":
         return weights_folder() / loaded.name
     if source == "fetched":
-        return model_folder(loaded.name)
+        return model_cache_path(loaded.name)
     if source == "gguf":
         return dequantised_folder(loaded.provenance["origin"]["weights_sha256"])
     if source == "folder":

@@ -96,7 +96,7 @@ def _source_of(name: str) -> ModelSource:
     if name in bundled.bundled_model_names():
         return ModelSource("bundled", str(bundled.weights_folder() / name))
     if name in downloads.DOWNLOADS:
-        return ModelSource("fetched", str(downloads.model_folder(name)))
+        return ModelSource("fetched", str(downloads.model_cache_path(name)))
     if name in HUB:
         return ModelSource("hub", HUB[name], HUB[name])
     if name.strip() and is_folder(Path(name)):  # a blank name would be the current folder

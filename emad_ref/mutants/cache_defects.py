@@ -17,8 +17,8 @@ from emad_ref.mutants.mutant import (
     MutantNotApplicable,
     declare_capabilities,
     make_mutants_for_test,
+    make_stepper_override,
     mutate,
-    override_stepper,
 )
 from emad_ref.protocol import Decoder, Request
 from emad_ref.schedule.schedules import ExitFlow
@@ -123,7 +123,7 @@ def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
     truncate(length)
 
 
-def rewrite_remembered_kv(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def write_kv_from_before_rollback(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
     """Writes the K/V from before a rollback again, in place of the new ones."""
     for place, (row, start, end) in enumerate(zip(context.rows, context.starts, context.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
@@ -150,7 +150,9 @@ def fill_distorted_states(fill: Any, stepper: Stepper, hidden: Tensor, *given: A
 def distort_copied_states(request: Request) -> Decoder:
     """Honest under schedules that copy no states."""
     is_copying = request.point.schedule == "copying"
-    return (mutate(stepper=override_stepper(write_kv=fill_distorted_states)) if is_copying else HONEST_FACTORY)(request)
+    return (mutate(stepper=make_stepper_override(write_kv=fill_distorted_states)) if is_copying else HONEST_FACTORY)(
+        request
+    )
 
 
 # ---------------------------------------------------------------- executed layers
@@ -201,12 +203,12 @@ MUTANTS = (
            mutate(cache={"write": lambda write, cache, k, v, at: write(k.roll(1, 0), v.roll(1, 0), at)}), FORCED,
            LOGITS),
     Mutant("kv-stale-after-rollback", "K/V", "what was rolled back is not overwritten",
-           mutate(cache={"write": rewrite_remembered_kv, "truncate": remember_truncated_kv,
+           mutate(cache={"write": write_kv_from_before_rollback, "truncate": remember_truncated_kv,
            "keep_rows": clear_remembered_kv,
            **UNCHECKED}),
            ROLLBACK, LOGITS),
     Mutant("kv-fills-of-zeros", "K/V", "K/V owed to skipped layers are filled with nothing",
-           mutate(stepper=override_stepper(
+           mutate(stepper=make_stepper_override(
                write_kv=lambda fill, stepper, hidden, *given: fill(torch.zeros_like(hidden), *given))),
            GOLDEN, r"audit golden: row \d", case="copying"),
     Mutant("kv-copies-askew", "K/V", "states copied to skipped layers are a little off",
@@ -214,9 +216,9 @@ MUTANTS = (
     Mutant("backfill-missing", "K/V", "a schedule that rises leaves unwritten what it skipped",
            mutate(cache=UNCHECKED, prepare=skip_backfill), GOLDEN, r"audit golden: row \d", case="eager"),
     Mutant("prompts-shallow", "prompts", "the upper half of the layers never runs for prompts of 40 tokens and more",
-           mutate(stepper=override_stepper(run_layers=skip_upper_layers_of_prompts)), FAR, LOGITS),
+           mutate(stepper=make_stepper_override(run_layers=skip_upper_layers_of_prompts)), FAR, LOGITS),
     Mutant("last-layer-mixed", "weights", "what the last layer gives is mixed up a little",
-           mutate(stepper=override_stepper(run_layers=mix_last_layer_output)), FORCED, LOGITS),
+           mutate(stepper=make_stepper_override(run_layers=mix_last_layer_output)), FORCED, LOGITS),
     *make_mutants_for_test("pages", POSITIONS, LOGITS,
         ("pages-of-16", "the last position of every block of 16 holds what the one before it holds",
          mutate(cache=write_stale_kv(lambda cache, row, at: (at + 1) % 16 == 0))),

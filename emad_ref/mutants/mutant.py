@@ -156,7 +156,7 @@ def mutate(
 HONEST_FACTORY: MutantFactory = partial(make_decoder, MutantDecoder)
 
 
-def override_stepper(**methods: Callable[..., Any]) -> Callable[[Stepper], Stepper]:
+def make_stepper_override(**methods: Callable[..., Any]) -> Callable[[Stepper], Stepper]:
     """Copies a model and overrides methods of the copy: ``f(original, stepper, *arguments)``."""
 
     def change(stepper: Stepper) -> Stepper:
@@ -236,7 +236,7 @@ HONEST = (
     Mutant("honest-in-chunks", "honest", "prompts are read in chunks of 16 tokens",
            mutate(session={"_run_prompts": run_prompts_in_chunks}, prompt_work=count_chunked_prompt_work), ALL_SUITES),
     Mutant("honest-noise", "honest", "logits are off by up to 0.02, which is declared",
-           mutate(stepper=override_stepper(logits=add_deterministic_logit_noise),
+           mutate(stepper=make_stepper_override(logits=add_deterministic_logit_noise),
            prepare=declare_capabilities(logit_noise=DECLARED_NOISE)),
            ALL_SUITES),
 )  # fmt: skip

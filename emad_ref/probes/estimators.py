@@ -126,7 +126,7 @@ class FaissIndex:
         return torch.from_numpy(values).to(states), torch.from_numpy(ids).to(states.device)
 
 
-def recall_at_k(retrieved: Tensor, exact: Tensor) -> Tensor:
+def recall_at_k_by_row(retrieved: Tensor, exact: Tensor) -> Tensor:
     """recall@K, float64 [rows]: share of ``exact`` ids [rows, K] that are among ``retrieved`` [rows, K]."""
     if retrieved.shape != exact.shape or retrieved.ndim != 2:
         raise BadArgument("retrieved", tuple(retrieved.shape), f"the shape of the exact ids, {tuple(exact.shape)}")

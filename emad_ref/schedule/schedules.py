@@ -223,7 +223,7 @@ def single_pass_layer_counts(positions: TokenPositions, depth: Ints, layer: int,
     return LayerWorkByToken((depth >= layer) * positions.attended_keys)
 
 
-def single_pass_layer_totals(
+def single_pass_work_by_layer(
     positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int
 ) -> WorkTotalsByLayer:
     """``single_pass_layer_counts`` of all layers."""
@@ -264,7 +264,7 @@ class Schedule:
     settle: DepthResolver | None
     asked: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
     ran: Callable[[TokenPositions, Ints, int, int], LayerWorkByToken] = single_pass_layer_counts
-    counted: Callable[[TokenPositions, Ints, Ints, int], WorkTotalsByLayer] = single_pass_layer_totals
+    counted: Callable[[TokenPositions, Ints, Ints, int], WorkTotalsByLayer] = single_pass_work_by_layer
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -376,7 +376,7 @@ def _eager_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling
 
 
 def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> WorkTotalsByLayer:
-    tokens, context = single_pass_layer_totals(positions, depth, histogram, ceiling)[:2]
+    tokens, context = single_pass_work_by_layer(positions, depth, histogram, ceiling)[:2]
     tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), positions.cumulative_keys[-1]
     fills = np.zeros_like(tokens)
     fills[ceiling - 1] = len(depth) - tokens[ceiling - 1]
@@ -569,7 +569,7 @@ def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceili
 
 
 def _copying_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints, ceiling: int) -> WorkTotalsByLayer:
-    once = single_pass_layer_totals(positions, depth, histogram, ceiling)
+    once = single_pass_work_by_layer(positions, depth, histogram, ceiling)
     fills = len(depth) - once.tokens
     fills[ceiling:] = 0
     return once._replace(fills=fills)

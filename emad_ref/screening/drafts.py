@@ -56,8 +56,8 @@ from emad_ref.screening.traces import (
     HELD_OUT_TOKENS,
     ScreeningText,
     TextSplits,
+    choose_held_out_token_count,
     fit_lens_and_gate_by_plan,
-    held_out_token_count,
     layers_to_read,
     make_lens_plan,
 )
@@ -447,7 +447,7 @@ def choose_drafting(
             corpus=settings.corpus,
             rank=fitted.lens.rank,
             steps=settings.scale_amount_by_documents(DRAFT_LENS_STEPS),
-            tokens=held_out_token_count(model, settings),
+            tokens=choose_held_out_token_count(model, settings),
             seed=settings.seed,
             progress=progress,
         )
@@ -493,7 +493,7 @@ def predict_drafting_seconds(
         make_lens_plan(model, settings),
         layers=layers,
         steps=settings.scale_amount_by_documents(DRAFT_LENS_STEPS),
-        held_out_tokens=held_out_token_count(model, settings),
+        held_out_tokens=choose_held_out_token_count(model, settings),
     )
     heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
     read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)

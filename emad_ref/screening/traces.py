@@ -223,12 +223,12 @@ def make_lens_plan(model: LoadedModel, settings: ScreeningSettings) -> LensPlan:
         held_out=0.3,
         seed=settings.seed,
         steps=settings.scale_amount_by_documents(LENS_STEPS),
-        held_out_tokens=held_out_token_count(model, settings),
+        held_out_tokens=choose_held_out_token_count(model, settings),
     )
     return replace(plan, rank=_lens_rank(model, plan))
 
 
-def held_out_token_count(model: LoadedModel, settings: ScreeningSettings) -> int:
+def choose_held_out_token_count(model: LoadedModel, settings: ScreeningSettings) -> int:
     """Positions that measure a lens and fit its gate; the fewest if their heads cost more than blocks."""
     if layers_to_read(model) is not None:
         return FEWEST_HELD_OUT

@@ -59,7 +59,7 @@ from emad_ref.sweep.front import (
     mix_to_saving,
 )
 
-FRONT_RESAMPLES = 4_999  # if few legs share their error; ``resamples_for_legs`` gives the number for many
+FRONT_RESAMPLES = 4_999  # if few legs share their error; ``resample_count_for_legs`` gives the number for many
 SHARE_ROUNDING = 1e-9  # relative: shares are quotients of float64 sums; one different decision costs a whole block
 AT_ONCE = 100_000  # draws × documents per batch: arrays of 0.8 MB stay in a cache
 
@@ -117,7 +117,7 @@ class EqualFlopsComparison:
     estimate: Estimate | None
 
 
-def resamples_for_legs(legs: int) -> int:
+def resample_count_for_legs(legs: int) -> int:
     """Number of bootstrap samples for so many legs: fewer than elsewhere, since each chooses two fronts anew."""
     return required_resamples(legs, LEVEL, FRONT_RESAMPLES)
 

@@ -82,7 +82,7 @@ def read_array(frame: WireFrame, name: str, dtypes: Sequence[str], shape: Sequen
     return array
 
 
-def read_ints(frame: WireFrame, name: str, *shape: int | None) -> Ints:
+def read_int64_array(frame: WireFrame, name: str, *shape: int | None) -> Ints:
     return read_array(frame, name, ("int64",), shape)
 
 
@@ -179,10 +179,10 @@ def _ragged_frame(name: str, lengths: str, rows: Sequence[Ints]) -> WireFrame:
 
 
 def _split_rows(frame: WireFrame, name: str, lengths: str, rows: int | None = None) -> list[Ints]:
-    sizes = read_ints(frame, lengths, rows).tolist()
+    sizes = read_int64_array(frame, lengths, rows).tolist()
     if min(sizes, default=0) < 0:
         raise BadArgument(lengths, sizes, "lengths ≥ 0")
-    flat = read_ints(frame, name, sum(sizes))
+    flat = read_int64_array(frame, name, sum(sizes))
     ends = np.cumsum(sizes).tolist()
     return [flat[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
@@ -203,7 +203,7 @@ def decode_step(frame: WireFrame, rows: int, n: int, read: int, sizes: ReplyShap
     """A step of ``n`` tokens per row, ``read`` of them with logits."""
     return Step(
         read_floats(frame, "logits", rows, read, sizes.vocabulary),
-        _require_layers(read_ints(frame, "depth", rows, n), "depth", sizes),
+        _require_layers(read_int64_array(frame, "depth", rows, n), "depth", sizes),
         read_floats(frame, "signal", rows, n, sizes.probes),
     )
 
@@ -223,9 +223,9 @@ class RemoteSessionState:
 
 
 def decode_session_state(frame: WireFrame, rows: int, sizes: ReplyShapes) -> RemoteSessionState:
-    cap = _require_layers(read_ints(frame, "cap", rows), "cap", sizes)
+    cap = _require_layers(read_int64_array(frame, "cap", rows), "cap", sizes)
     return RemoteSessionState(
-        read_ints(frame, "length", rows), cap, decode_work(frame, "work", sizes) if sizes.counted else None
+        read_int64_array(frame, "length", rows), cap, decode_work(frame, "work", sizes) if sizes.counted else None
     )
 
 
@@ -244,7 +244,7 @@ def decode_work(frame: WireFrame, prefix: str, sizes: ReplyShapes) -> Work:
     # a decoder without state translators may leave this out
     frame = WireFrame(arrays={f"{prefix}.fill_macs": np.zeros(sizes.layers, dtype=np.int64)}) + frame
     parts: dict[str, Any] = {
-        name: read_ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names
+        name: read_int64_array(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names
     }
     header = {f"{prefix}.{name}": 0 for name in COUNTS} | frame.header
     return Work(**parts | {name: read_field(header, f"{prefix}.{name}", parse_count) for name in COUNTS})
@@ -264,8 +264,8 @@ def encode_record(record: Record) -> WireFrame:
 
 
 def decode_record(frame: WireFrame, rows: int, sizes: ReplyShapes) -> Record:
-    depth = read_ints(frame, "token.depth", None)
-    columns = {name: read_ints(frame, f"token.{name}", len(depth)) for name in COLUMNS}
+    depth = read_int64_array(frame, "token.depth", None)
+    columns = {name: read_int64_array(frame, f"token.{name}", len(depth)) for name in COLUMNS}
     _require_range(columns["sequence"], "token.sequence", 0, rows - 1)
     _require_range(columns["phase"], "token.phase", 0, len(PHASES) - 1)
     _require_range(columns["kept"], "token.kept", 0, 1)

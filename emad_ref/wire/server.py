@@ -29,7 +29,7 @@ from emad_ref.wire.messages import (
     encode_record,
     encode_session_state,
     encode_step,
-    read_ints,
+    read_int64_array,
 )
 from emad_ref.wire.transport import Stream, StreamEnded
 
@@ -45,7 +45,7 @@ MESSAGE_CHARACTERS = 2000  # most characters of a refusal, which quotes the refu
 T = TypeVar("T")
 
 
-class IdleTimeout(EmadError):
+class ClientIdleError(EmadError):
     """Raised if the client sent no call for longer than ``idle_s``."""
 
 
@@ -94,7 +94,7 @@ class DecoderServer:
         """Answer calls until ``bye``, or until the judge closes the stream between two of them.
 
         Raises:
-            IdleTimeout: no call for too long.
+            ClientIdleError: no call for too long.
             StreamTimedOut: a request is not sent to its end, or a reply not read, in time.
             StreamEnded: the stream ended within a request.
             BadFrame: other bytes than a request, after which reading is impossible.
@@ -104,7 +104,7 @@ class DecoderServer:
             while True:
                 _set_deadline(stream, self._limits.idle_s)
                 if not stream.has_data_before_deadline():
-                    raise IdleTimeout(f"no call for {self._limits.idle_s:g} s")
+                    raise ClientIdleError(f"no call for {self._limits.idle_s:g} s")
                 _set_deadline(stream, self._limits.frame_s)
                 try:
                     frame = read_frame(stream.read, REQUEST_BYTES)
@@ -166,26 +166,26 @@ class DecoderServer:
 
     def _feed(self, frame: WireFrame) -> WireFrame:
         session = self._session(frame)
-        depth = read_ints(frame, "depth", None, None) if "depth" in frame.arrays else None
+        depth = read_int64_array(frame, "depth", None, None) if "depth" in frame.arrays else None
         last = read_field(frame.header, "last", parse_optional(parse_count))
-        tokens = read_ints(frame, "tokens", None, None)
+        tokens = read_int64_array(frame, "tokens", None, None)
         self._require_tokens(tokens.size)
         step = session.feed(tokens, depth, last)
         return _session_state_frame(session) + encode_step(step)
 
     def _deepen(self, frame: WireFrame) -> WireFrame:
         session = self._session(frame)
-        step = session.deepen(read_ints(frame, "length", None))
+        step = session.deepen(read_int64_array(frame, "length", None))
         return _session_state_frame(session) + encode_step(step)
 
     def _moved(self, frame: WireFrame, method: str) -> WireFrame:
         session = self._session(frame)
-        getattr(session, method)(read_ints(frame, "length", None))
+        getattr(session, method)(read_int64_array(frame, "length", None))
         return _session_state_frame(session)
 
     def _drop(self, frame: WireFrame) -> WireFrame:
         session = self._session(frame)
-        session.drop(read_ints(frame, "rows", None))
+        session.drop(read_int64_array(frame, "rows", None))
         return _session_state_frame(session)
 
     def _end(self, frame: WireFrame) -> WireFrame:

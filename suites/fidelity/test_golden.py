@@ -15,7 +15,7 @@ import pytest
 from emad_ref.audit.reference_logits import signal_noise_factor
 from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.verification import ReplayValidity
+from emad_ref.measurements.replay_and_flop_checks import ReplayValidity
 from emad_ref.point import OperatingPoint
 from pytest_emad.suite_support import AuditFindingGate
 

@@ -391,7 +391,7 @@ def raw_columns(run: ModelMeasurements, estimator: EntropyEstimator) -> np.ndarr
     trace = run.entropy_estimators.take_trace_with_estimates(
         "evaluate", run.study.budget.evaluate, [replace(estimator, correction=())]
     )
-    return run.entropy_estimators.select_probe_columns(trace.estimates[replace(estimator, correction=())])
+    return run.entropy_estimators.take_probe_columns(trace.estimates[replace(estimator, correction=())])
 
 
 @pytest.mark.parametrize("name", ["topk-4", "lowrank-12", "linear"])
@@ -401,7 +401,7 @@ def test_a_fit_is_the_worst_probe_of_an_estimator_before_and_after_its_line(
     estimator, at = named(estimated, name), [0.0, 0.1]
     fit = estimated.measure_agreement(estimator, at)
     raw = raw_columns(run, estimator)
-    full = run.entropy_estimators.select_probe_columns(run.traces.evaluation.entropy_nats)
+    full = run.entropy_estimators.take_probe_columns(run.traces.evaluation.entropy_nats)
     slope, intercept = np.array(estimator.correction).T
     mended = slope * raw + intercept
     targets = np.array(run.traces.profile.targets_nats)
@@ -462,7 +462,7 @@ def test_the_line_of_an_estimator_can_be_undone(run: ModelMeasurements, slope: f
     corrected = replace(EntropyEstimator("topk", k=4), correction=((slope, 0.3), (0.25, -1.0)))
     trace = run.entropy_estimators.take_trace_with_estimates("evaluate", 5, [corrected])
     plain = run.entropy_estimators.take_trace_with_estimates("evaluate", 5, [EntropyEstimator("topk", k=4)])
-    expected = run.entropy_estimators.select_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
+    expected = run.entropy_estimators.take_probe_columns(plain.estimates[EntropyEstimator("topk", k=4)])
     found = run.entropy_estimators.compute_uncorrected_estimates(trace, corrected)
     assert found.shape == (len(trace), len(PROBES))
     np.testing.assert_allclose(found, expected, atol=1e-5)  # float32 columns of a few nats, slopes of a quarter

@@ -24,9 +24,9 @@ from emad_ref.errors import EmadError
 from emad_ref.measurements import task_scores
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.measurements.replay_and_flop_checks import ReplayValidity
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.measurements.verification import ReplayValidity
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load

@@ -310,7 +310,7 @@ def test_without_a_score_the_nearest_rule_is_taken(tabled, saving, chosen) -> No
     ],
 )
 def test_the_papers_constants_are_shortened_to_a_quarter_of_the_median_answer(pair, monkeypatch, median, constants):
-    monkeypatch.setattr(pair.routing_rules, "median_answer_tokens", lambda task: median)
+    monkeypatch.setattr(pair.routing_rules, "large_model_median_answer_tokens", lambda task: median)
     assert pair.routing_rules.scale_paper_constants(TASK) == constants
 
 

@@ -180,7 +180,7 @@ def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(mad
 
 def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        task_scores.LmEvalScores, "evaluate_task", lambda *_: pytest.fail("a published task was scored")
+        task_scores.LmEvalTaskScorer, "evaluate_task", lambda *_: pytest.fail("a published task was scored")
     )
     assert set(made("arc_easy").task_scores.compute_validation_drop_by_task(EARLY)) <= {CONTINUATION_CHOICE}
 

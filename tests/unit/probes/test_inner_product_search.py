@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissNotInstalled, recall_at_k
+from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissNotInstalled, recall_at_k_by_row
 
 VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
@@ -57,7 +57,7 @@ def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
     values, ids = index.search(states, 40)
     exact, exact_ids = ExactIndex(rows, with_bias).search(states, 40)
     assert torch.allclose(values, exact, atol=1e-4)
-    assert recall_at_k(ids, exact_ids).min() >= 39 / 40
+    assert recall_at_k_by_row(ids, exact_ids).min() >= 39 / 40
 
 
 @pytest.mark.parametrize("searched", [2, 6, 12])
@@ -72,7 +72,7 @@ def test_values_are_the_logits_of_the_ids_and_never_above_the_exact_ones(approxi
 def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states):
     exact = ExactIndex(rows).search(states, 20)[1]
     indices = [approximate(rows, lists_searched=n) for n in (3, 8, 30)]
-    recalls = [float(recall_at_k(index.search(states, 20)[1], exact).mean()) for index in indices]
+    recalls = [float(recall_at_k_by_row(index.search(states, 20)[1], exact).mean()) for index in indices]
     costs = [index.macs_per_row(20) for index in indices]
     assert recalls == sorted(recalls)
     assert costs == sorted(costs)
@@ -98,9 +98,9 @@ def test_a_search_reads_at_least_the_lists_asked_for_and_enough_for_twice_k(appr
 
 def test_recall_counts_ids_in_any_order():
     found, exact = torch.tensor([[3, 1, 2], [7, 8, 9]]), torch.tensor([[1, 2, 3], [9, 5, 6]])
-    assert recall_at_k(found, exact).tolist() == [1.0, pytest.approx(1 / 3)]
+    assert recall_at_k_by_row(found, exact).tolist() == [1.0, pytest.approx(1 / 3)]
     with pytest.raises(BadArgument, match="the shape of the exact ids"):
-        recall_at_k(found[:, :2], exact)
+        recall_at_k_by_row(found[:, :2], exact)
 
 
 @pytest.mark.parametrize(

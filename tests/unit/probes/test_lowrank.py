@@ -13,7 +13,7 @@ from emad_ref.probes.estimators import (
     LowRankIndex,
     estimate_entropy_and_top1_p,
     low_rank_factors,
-    recall_at_k,
+    recall_at_k_by_row,
 )
 
 VOCABULARY, WIDTH = 300, 20
@@ -88,9 +88,13 @@ def test_the_index_returns_exact_logits_of_the_rows_it_finds(rows, states, monke
     assert torch.allclose(values, (states @ rows.T + bias).gather(1, ids), atol=1e-9)
     assert (values.diff(dim=1) <= 0).all()
     exact = ExactIndex(rows, bias).search(states, 8)[1]
-    assert float(recall_at_k(ids, exact).mean()) > 0.5, "a random guess finds 3 %"
+    assert float(recall_at_k_by_row(ids, exact).mean()) > 0.5, "a random guess finds 3 %"
     assert (
-        float(recall_at_k(LowRankIndex(rows, low_rank_factors(rows, WIDTH), bias).search(states, 8)[1], exact).mean())
+        float(
+            recall_at_k_by_row(
+                LowRankIndex(rows, low_rank_factors(rows, WIDTH), bias).search(states, 8)[1], exact
+            ).mean()
+        )
         == 1
     )
     assert index.macs_per_row(8) == WIDTH * 10 + 10 * VOCABULARY + 8 * WIDTH

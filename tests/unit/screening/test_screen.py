@@ -46,7 +46,7 @@ from emad_ref.screening.settings import (
 from emad_ref.screening.timing import UnitCosts, format_predicted_duration, measure_unit_costs, predict_phase_seconds
 from emad_ref.screening.traces import (
     TooLittleText,
-    held_out_token_count,
+    choose_held_out_token_count,
     layers_to_read,
     read_text_splits,
     too_little_text_reason,
@@ -155,10 +155,10 @@ def test_few_layers_are_read_where_a_head_costs_more_than_a_block(nano):
     assert geometry.parameter_count() == 134_515_008
     large = SimpleNamespace(geometry=geometry)
     assert layers_to_read(large) == (5, 10, 15, 20, 25)
-    assert held_out_token_count(large, ScreeningSettings()) == 4_000
+    assert choose_held_out_token_count(large, ScreeningSettings()) == 4_000
     assert default_document_count(compute_traced_token_flops(geometry)) == 220
     assert layers_to_read(nano) is None
-    assert held_out_token_count(nano, ScreeningSettings()) == 20_000
+    assert choose_held_out_token_count(nano, ScreeningSettings()) == 20_000
     assert default_document_count(compute_traced_token_flops(nano.geometry)) == 300
     assert [default_window_size(each) for each in (geometry, nano.geometry)] == [128, None]
 

@@ -13,7 +13,7 @@ from emad_ref.statistics.fronts import (
     PointFamily,
     build_comparison_leg_test,
     compare_families_at_saving_levels,
-    resamples_for_legs,
+    resample_count_for_legs,
 )
 from emad_ref.statistics.units import ByDocument
 from emad_ref.statistics.verdicts import load_register
@@ -130,8 +130,8 @@ def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apar
 
 def test_samples_suffice_for_the_first_of_many_legs() -> None:
     for legs in (1, 4, 300):
-        assert 1 / (resamples_for_legs(legs) + 1) < 0.05 / legs
-    assert resamples_for_legs(300) > resamples_for_legs(4)
+        assert 1 / (resample_count_for_legs(legs) + 1) < 0.05 / legs
+    assert resample_count_for_legs(300) > resample_count_for_legs(4)
 
 
 def test_other_documents_on_either_side_are_refused() -> None:

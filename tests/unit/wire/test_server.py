@@ -15,7 +15,7 @@ from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Uns
 from emad_ref.wire.address import ServerLimits
 from emad_ref.wire.frames import FRAME_SIZES, MAGIC, BadFrame, WireFrame, encode_frame_to_buffers, read_frame
 from emad_ref.wire.messages import encode_open_decoder_request, encode_prompts
-from emad_ref.wire.server import DecoderServer, IdleTimeout
+from emad_ref.wire.server import ClientIdleError, DecoderServer
 from emad_ref.wire.transport import Stream, StreamEnded, StreamTimedOut
 from tests.unit.wire.scripted_decoder import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
 
@@ -338,7 +338,7 @@ def test_a_judge_that_is_silent_or_stops_half_way_is_let_go(sent):
         judge("open", encode_open_decoder_request(REQUEST, MODEL))
         judge.socket.sendall(sent)
         judge.wait()
-        assert isinstance(judge.ended, StreamTimedOut if sent else IdleTimeout)
+        assert isinstance(judge.ended, StreamTimedOut if sent else ClientIdleError)
         assert judge.decoders[0].heard == ["closed"]
 
 

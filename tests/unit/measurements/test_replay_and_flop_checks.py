@@ -11,18 +11,18 @@ import pytest
 
 from emad_ref.benchmark.flops import flops
 from emad_ref.claims.base import add_flop_evidence_grade_leg
-from emad_ref.measurements import verification as module
+from emad_ref.measurements import replay_and_flop_checks as module
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
-from emad_ref.measurements.study import FLOP_EVIDENCE, Study
-from emad_ref.measurements.verification import (
+from emad_ref.measurements.replay_and_flop_checks import (
     DENIED_SHARE,
     PAIRS,
     SHOWN_SHARE,
     FlopVerification,
-    compute_work_of_one_token,
     judge_speedup,
+    work_of_token_exiting_at_depth,
 )
+from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
+from emad_ref.measurements.study import FLOP_EVIDENCE, Study
 from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
@@ -220,7 +220,7 @@ def test_errors_at_either_bound_are_rare():
 
 def test_a_token_costs_what_its_layers_and_its_readout_cost():
     geometry = published_geometry("pythia-410m")
-    shallow, deep = (flops(compute_work_of_one_token(depth, 24, 16), geometry) for depth in (6, 24))
+    shallow, deep = (flops(work_of_token_exiting_at_depth(depth, 24, 16), geometry) for depth in (6, 24))
     assert shallow.blocks * 4 == deep.blocks
     assert shallow.readouts == deep.readouts
 

@@ -222,7 +222,7 @@ class FlopVerification:
     def _share(self) -> float:
         layers, geometry = self._subject.stepper.layers, self._subject.loaded.geometry
         shallow, deep = (
-            flops(compute_work_of_one_token(depth, layers, OPENING + FED), geometry).total
+            flops(work_of_token_exiting_at_depth(depth, layers, OPENING + FED), geometry).total
             for depth in (self._quarter, layers)
         )
         return shallow / deep
@@ -256,7 +256,7 @@ def time_fed_tokens(decoder: Decoder, tokens: Ints, depth: int) -> float:
     return elapsed
 
 
-def compute_work_of_one_token(depth: int, layers: int, keys: int) -> Work:
+def work_of_token_exiting_at_depth(depth: int, layers: int, keys: int) -> Work:
     """Work of one token that attends to ``keys`` and exits after ``depth``, with its readout."""
     work = Work.none(layers)
     work.tokens[:depth], work.context[:depth] = 1, keys
