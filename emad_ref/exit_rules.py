@@ -190,8 +190,10 @@ def extrapolate_exits_between_probes(
 
     Ĥ_ℓ continues the line through the readings ``before`` and ``here`` at the last two probes, τ_ℓ lies on the line
     between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers").
-    After the last probe there is no next threshold, and after the first there is no line.
+    After the last probe there is no next threshold, and after the first there is no line. Readings are rounded to
+    float32, as in ``is_exit_rule_met``.
     """
+    before, here = (reading.astype(np.float32, copy=False) for reading in (before, here))
     none = np.zeros(here.shape, dtype=np.int64)
     if not 0 < column < len(point.probes) - 1:
         return none

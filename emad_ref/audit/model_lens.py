@@ -103,12 +103,12 @@ class ModelLens:
         shrink = None if point.confidence is None else point.confidence.shrink
         sizing: dict[int, Floats] = {}  # layer → confidence [n] that determines the size of its readout
         rule_probe.begin_step()
-        for probe, layer in enumerate(point.probes):
+        for column, layer in enumerate(point.probes):
             work = Work.none(point.layers)
             if isinstance(rule_probe, PrunedProbe) and shrink is not None and rule_probe.confidence is not None:
                 sizing[layer] = to_numpy_float64(rule_probe.confidence)
-            reading = rule_probe.read(states[layer - 1], probe, work)
-            signal[:, probe] = to_numpy_float64(reading.signal)
+            reading = rule_probe.read(states[layer - 1], column, work)
+            signal[:, column] = to_numpy_float64(reading.signal)
             heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
             macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if reading.macs is None else reading.macs
             if reading.logits is not None:

@@ -155,8 +155,8 @@ def draw_arm_orders(names: Sequence[str], pairs: int, rng: np.random.Generator) 
     """
     orders = []
     for leader in rng.permutation(np.arange(pairs) % len(names)):
-        others = [number for number in range(len(names)) if number != leader]
-        orders.append([names[number] for number in (leader, *rng.permutation(others))])
+        others = rng.permutation(np.delete(np.arange(len(names)), leader))
+        orders.append([names[number] for number in (leader, *others)])
     return orders
 
 

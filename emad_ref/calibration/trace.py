@@ -149,11 +149,11 @@ def compute_columns_by_confidence_rule(
 
 
 def _write_columns(
-    columns: ConfidenceColumns, rule_probe: Probe, hidden: Tensor, probe: int, layer: int, rows: slice, target: Tensor
+    columns: ConfidenceColumns, rule_probe: Probe, hidden: Tensor, column: int, layer: int, rows: slice, target: Tensor
 ) -> None:
     """Write the probe's readings of ``hidden`` into the columns."""
     at, work = layer - 1, Work.none(columns.signal.shape[1])
-    reading = rule_probe.read(hidden, probe, work)
+    reading = rule_probe.read(hidden, column, work)
     columns.signal[rows, at] = reading.signal.float().cpu().numpy()
     columns.heads[:, at] = work.readout_rows[:, at] > 0
     if reading.macs is not None:

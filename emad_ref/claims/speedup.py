@@ -198,14 +198,17 @@ def measure_speedup(
 ) -> SpeedupEvidence:
     """Evidence from ``timed``, batch size → times at ``point``: checks their outputs, and times further sizes."""
     latency = evidence.latency
+
+    def make_batches(timings: Mapping[int, TimingResult]) -> dict[int, TimedBatch]:
+        return {
+            rows: make_timed_batch(each, latency.check_point_outputs(each, point)) for rows, each in timings.items()
+        }
+
     return SpeedupEvidence(
-        {rows: make_timed_batch(each, latency.check_point_outputs(each, point)) for rows, each in timed.items()},
+        make_batches(timed),
         unusable,
         baseline_unavailable_reasons(latency),
-        {
-            rows: make_timed_batch(each, latency.check_point_outputs(each, point))
-            for rows, each in latency.time_extra_batch_sizes(point).items()
-        },
+        make_batches(latency.time_extra_batch_sizes(point)),
     )
 
 

@@ -283,9 +283,7 @@ class AdaptiveForward:
         bins: NDArray[np.intp] | None,
     ) -> None:
         """Lower the caps of rows whose line through the last two readings crosses τ before the next probe."""
-        planned = extrapolate_exits_between_probes(
-            self.point, column, before.astype(np.float32), here.astype(np.float32), bins
-        )
+        planned = extrapolate_exits_between_probes(self.point, column, before, here, bins)
         chosen = running.by_rule & (planned > 0)
         cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,7 +136,7 @@ class Study:
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
-    @property
+    @cached_property
     def lm_eval_task_count(self) -> int:
         """Number of requested lm-eval tasks, the members of a tag one by one; without lm-eval, of names."""
         if not self.tasks or find_spec("lm_eval") is None:
