@@ -40,7 +40,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
 )
@@ -79,6 +78,7 @@ from emad_ref.models.names import (
 )
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
+from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer
 from emad_ref.models.tokenizers import (
     SpecialTokens,
     require_tokenizer_describe_lost_text,
@@ -102,7 +102,7 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
     (LocalEntryNotFoundError, OUT_OF_REACH.removeprefix(": ")),
 )
 ANY_FILES = "a family that transformers knows without code from the repository, and files that it can read"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts about the files
@@ -265,6 +265,7 @@ def load(
     special_tokens = _wrap_errors(source, name, lambda: special_tokens_of(model, tokenizer, declared))
     further_remarks = (
         str(file_facts.get("origin", {}).get("weights_are", "")),
+        str(file_facts.get("tokenizer_file", "")),
         describe_ignored_settings(ignored_generation_settings(model)),
         "" if declared is None else describe_defaulted_heads(model.config, declared),
     )
@@ -416,7 +417,9 @@ def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None, file_facts
     readable = f"a tokenizer that transformers can read from {', '.join(TOKENIZER_FILES)} and their like"
-    tokenizer = _wrap_errors(source, name, lambda: _tokenizer(source.place, **where), readable)
+    tokenizer, file_facts["tokenizer_file"] = _wrap_errors(
+        source, name, lambda: read_tokenizer(source.place, folder, **where), readable
+    )
     file_facts["tokenizer_loses"] = require_tokenizer_describe_lost_text(
         name, tokenizer, config.get_text_config().vocab_size
     )
@@ -523,10 +526,6 @@ def _why_no_tokenizer(source: ModelSource) -> str:
     return f"none of {', '.join(TOKENIZER_FILES)} in {where}"
 
 
-def _tokenizer(place: str, **where: Any) -> Any:
-    return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
-
-
 def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str = ANY_FILES) -> Any:
     """Run one ``from_pretrained`` of ``files``; turn every failure for missing or unusable files into one error."""
     with convert_errors_to_bad_argument("name", name, files, "fetch or save them again"):
@@ -570,8 +569,8 @@ def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     require_published_geometry(name)
     if source.place in bundled.bundled_model_names():
-        folder = str(bundled.weights_folder() / source.place)
-        config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
+        folder = bundled.weights_folder() / source.place
+        config, (tokenizer, _) = AutoConfig.from_pretrained(folder), read_tokenizer(str(folder), folder)
     else:
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     anatomy_of(config.get_text_config())
@@ -623,10 +622,9 @@ def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: st
             for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):
                 matrix.weight.zero_()
                 matrix.bias.zero_()
-    readable = [
-        name for name in bundled.bundled_model_names() if (bundled.weights_folder() / name / "tokenizer.json").is_file()
-    ]
-    return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None, {}
+    folders = (bundled.weights_folder() / name for name in bundled.bundled_model_names())
+    folder = next((folder for folder in folders if (folder / TOKENIZER_FILE).is_file()), None)
+    return model, None if folder is None else read_tokenizer(str(folder), folder)[0], {}
 
 
 _MAKERS: dict[str, Callable[..., _LoadedParts]] = {

@@ -316,7 +316,7 @@ def loaded(name, text="one", vocabulary=512):
     """Return a model whose tokenizer has ids up to 499."""
     tokenizer = None
     if text is not None:
-        backend, ids = SimpleNamespace(to_str=lambda: text), {"a": 0, "z": 499, "b": 1}
+        backend, ids = SimpleNamespace(to_str=lambda: text, padding=None, truncation=None), {"a": 0, "z": 499, "b": 1}
         tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=lambda: ids)
     return SimpleNamespace(name=name, tokenizer=tokenizer, geometry=SimpleNamespace(vocabulary=vocabulary))
 

@@ -114,7 +114,7 @@ def test_a_model_without_tokenizer_is_refused(models) -> None:
 
 
 def test_another_tokenizer_is_refused(models) -> None:
-    other = SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=lambda: "another"))
+    other = SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=lambda: "another", padding=None, truncation=None))
     with pytest.raises(BadArgument, match="the same tokenizer"):
         paired(models[0], replace(models[1], tokenizer=other))
 
