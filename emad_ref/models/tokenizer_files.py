@@ -67,16 +67,18 @@ def read_tokenizer(place: str, folder: Path, **where: Any) -> tuple[Any, str]:
     stored.no_padding()  # Transformers pads and truncates on request only
     stored.no_truncation()
     by_class, failure = _call(read_by_class)
-    if type(by_class) is PreTrainedTokenizerFast and _pipeline(by_class.backend_tokenizer) == _pipeline(stored):
+    is_generic = type(by_class) is PreTrainedTokenizerFast and not by_class.split_special_tokens
+    if is_generic and _pipeline(by_class.backend_tokenizer) == _pipeline(stored):
         return by_class, ""
     by_file = PreTrainedTokenizerFast.from_pretrained(place, tokenizer_file=str(file), **where)
-    _restore_flags_of_added_tokens(by_file.backend_tokenizer, stored)
+    _restore_file(by_file.backend_tokenizer, stored)
     if by_class is None:
         difference = f"Transformers cannot build the class that its folder names ({failure})"
     else:
         _adopt_class_settings(by_file, by_class, stored)
         difference = _describe_difference(by_class, stored)
-    told = "; ".join(filter(None, (difference, _describe_further_tokens(by_file, stored))))
+    splits = "tokenizer_config.json has it split special tokens in a text" if by_file.split_special_tokens else ""
+    told = "; ".join(filter(None, (difference, _describe_further_tokens(by_file, stored), splits)))
     return by_file, told and f"the tokenizer is {TOKENIZER_FILE} itself: {told}"
 
 
@@ -101,11 +103,16 @@ def _pipeline(backend: Any) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if name not in ("padding", "truncation", "version")}
 
 
-def _restore_flags_of_added_tokens(backend: Any, stored: Tokenizer) -> None:
-    """Give each added token of the file the file's flags, which tokenizer_config.json may have overridden.
+def _restore_file(backend: Any, stored: Tokenizer) -> None:
+    """Give each part and each added token what the file says, which tokenizer_config.json may have overridden.
 
     A token with a role stays special: decoding skips it, and ids do not depend on it.
     """
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (
+            part := getattr(stored, name)
+        ) is not None:  # Transformers replaces words of Mistral's tokenizers on request
+            setattr(backend, name, part)
     own = {token.content: token for token in stored.get_added_tokens_decoder().values()}
     for token in backend.get_added_tokens_decoder().values():
         original = own.get(token.content, token)
@@ -134,13 +141,14 @@ def _describe_difference(by_class: Any, stored: Tokenizer) -> str:
     added = (*stored.get_added_tokens_decoder().values(), *of_class.values())
     tokens = dict.fromkeys(token.content for token in added)
     texts = [*COMPARED_TEXTS, "".join(f"a {token} b{token}{token.upper()}c" for token in tokens)]
-    read = {text: [stored.encode(text, add_special_tokens=special).ids for special in (False, True)] for text in texts}
-    misread = [text for text in texts if _call(partial(_encode_twice, by_class, text))[0] != read[text]]
+    # None: the file lacks its token for unknown text
+    read = {text: _call(partial(_encode_twice, stored, text))[0] for text in texts}
+    misread = [text for text, ids in read.items() if _call(partial(_encode_twice, by_class, text))[0] != ids]
     decode = partial(by_class.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     miswritten = [
         text
-        for text, (ids, _) in read.items()
-        if _call(partial(decode, ids))[0] != stored.decode(ids, skip_special_tokens=False)
+        for text, ids in read.items()
+        if ids is not None and _call(partial(decode, ids[0]))[0] != stored.decode(ids[0], skip_special_tokens=False)
     ]
     for texts_told, verb in ((misread, "reads"), (miswritten, "writes")):
         if texts_told:
@@ -152,8 +160,9 @@ def _describe_difference(by_class: Any, stored: Tokenizer) -> str:
 
 
 def _encode_twice(tokenizer: Any, text: str) -> list[list[int]]:
-    """Ids without and with the tokens that open and end a text."""
-    return [list(tokenizer.encode(text, add_special_tokens=special)) for special in (False, True)]
+    """Ids without and with the tokens that open and end a text, of a tokenizer of either library."""
+    encoded = (tokenizer.encode(text, add_special_tokens=special) for special in (False, True))
+    return [list(getattr(ids, "ids", ids)) for ids in encoded]
 
 
 def _describe_further_tokens(by_file: Any, stored: Tokenizer) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
@@ -179,6 +180,41 @@ def test_a_class_that_cannot_be_built_is_told(tmp_path: Path, name: str | int, e
     assert read.eos_token_id == as_stored(folder).token_to_id(ENDS)
 
 
+def test_a_file_that_lacks_its_token_for_unknown_text_is_compared_on_the_other_texts(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<none>": 0, "plain": 1}, unk_token="<none>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = write(tmp_path, tokenizer, tokenizer_class="ByT5Tokenizer")
+    changed = json.loads((folder / TOKENIZER_FILE).read_text())
+    changed["model"]["unk_token"] = "<gone>"
+    (folder / TOKENIZER_FILE).write_text(json.dumps(changed))
+    read, sentence = read_tokenizer(str(folder), folder)
+    assert read.encode("plain plain") == [1, 1]
+    assert "ByT5Tokenizer of Transformers reads" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("GPT2Tokenizer", digits_in_threes),
+        ("Qwen2Tokenizer", digits_in_threes),
+        ("LlamaTokenizer", single_digits_with_byte_fallback),
+        ("GemmaTokenizer", single_digits_with_byte_fallback),
+        ("T5Tokenizer", lower_case_unigram),
+    ],
+)
+def test_a_folder_that_a_class_saved_has_nothing_to_tell(
+    tmp_path: Path, name: str, make: Callable[[], Tokenizer]
+) -> None:
+    """Its file is what the class reads, with the class's own special tokens."""
+    by_class = getattr(hf, name).from_pretrained(write(tmp_path / "first", make(), tokenizer_class=name))
+    by_class.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text('{"model_type": "llama"}')
+    read, sentence = read_tokenizer(str(tmp_path / "saved"), tmp_path / "saved")
+    assert sentence == ""
+    assert read.special_tokens_map == by_class.special_tokens_map
+    assert read.all_special_ids == by_class.all_special_ids
+
+
 def test_without_the_file_the_class_reads_what_it_finds(tmp_path: Path) -> None:
     folder = write(tmp_path, digits_in_threes(), tokenizer_class="ByT5Tokenizer")
     (folder / TOKENIZER_FILE).unlink()
@@ -197,6 +233,38 @@ def test_flags_of_added_tokens_are_those_of_the_file(tmp_path: Path, name: str) 
     read, sentence = read_tokenizer(str(folder), folder)
     assert not list(differences(read, as_stored(folder)))
     assert "reads 1 of 11 sample texts otherwise" in sentence or name == "GPT2Tokenizer"
+
+
+def test_special_tokens_that_the_folder_splits_are_told(tmp_path: Path) -> None:
+    folder = write(tmp_path, digits_in_threes(), split_special_tokens=True)
+    read, sentence = read_tokenizer(str(folder), folder)
+    assert "split special tokens in a text" in sentence
+    assert read.encode(ENDS, add_special_tokens=False) != [as_stored(folder).token_to_id(ENDS)]
+
+
+def test_words_that_transformers_replaces_on_request_are_those_of_the_file(tmp_path: Path) -> None:
+    """It cuts digits of Mistral's large vocabularies one by one if tokenizer_config.json asks for it."""
+    tokenizer = digits_in_threes()
+    changed = json.loads(tokenizer.to_str())
+    first = len(changed["model"]["vocab"]) + 1
+    changed["model"]["vocab"] |= {f"filler{number}": number for number in range(first, first + 100_000)}
+    folder = write(tmp_path, Tokenizer.from_str(json.dumps(changed)), fix_mistral_regex=True)
+    (folder / "config.json").write_text('{"model_type": "mistral", "transformers_version": "4.50.0"}')
+    assert is_misread_by_transformers(folder, as_stored(folder))
+    read, sentence = read_tokenizer(str(folder), folder)
+    assert not list(differences(read, as_stored(folder)))
+    assert "of Transformers reads" in sentence
+
+
+def test_what_is_read_is_saved_without_the_place_of_its_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "first", digits_in_threes(), tokenizer_class="Qwen2Tokenizer")
+    read, _ = read_tokenizer(str(folder), folder)
+    read.save_pretrained(tmp_path / "again")
+    assert str(tmp_path) not in (tmp_path / "again" / "tokenizer_config.json").read_text()
+    (tmp_path / "again" / "config.json").write_text('{"model_type": "llama"}')
+    again, sentence = read_tokenizer(str(tmp_path / "again"), tmp_path / "again")
+    assert sentence == ""
+    assert not list(differences(again, as_stored(folder)))
 
 
 def test_tokens_that_other_files_add_are_kept_and_told(tmp_path: Path) -> None:
