@@ -205,9 +205,12 @@ def test_a_file_that_lacks_its_token_for_unknown_text_is_compared_on_the_other_t
 def test_a_folder_that_a_class_saved_has_nothing_to_tell(
     tmp_path: Path, name: str, make: Callable[[], Tokenizer]
 ) -> None:
-    """Its file is what the class reads, with the class's own special tokens."""
+    """Its file is what the class reads, with the class's own special tokens; that it truncates does not count."""
     by_class = getattr(hf, name).from_pretrained(write(tmp_path / "first", make(), tokenizer_class=name))
     by_class.save_pretrained(tmp_path / "saved")
+    truncating = as_stored(tmp_path / "saved")
+    truncating.enable_truncation(3)
+    truncating.save(str(tmp_path / "saved" / TOKENIZER_FILE))
     (tmp_path / "saved" / "config.json").write_text('{"model_type": "llama"}')
     read, sentence = read_tokenizer(str(tmp_path / "saved"), tmp_path / "saved")
     assert sentence == ""
