@@ -157,11 +157,14 @@ class Capabilities:
         Largest honest error of a logit against the reference.
     deepens : bool
         Whether sessions of this decoder, at its point, offer ``Session.deepen``.
+    max_positions : int or None
+        Most tokens that a row may hold; None: not stated. Speculation then feeds no row beyond its own request.
 
     Raises
     ------
     BadArgument
-        A value of another type; ``max_feed`` below 1; ``logit_noise`` that is negative or not finite.
+        A value of another type; ``max_feed`` or ``max_positions`` below 1; ``logit_noise`` that is negative or not
+        finite.
     """
 
     max_feed: int = 1
@@ -169,6 +172,7 @@ class Capabilities:
     counted: bool = True
     logit_noise: float = 0.0
     deepens: bool = False
+    max_positions: int | None = None
 
     def __post_init__(self) -> None:
         whole, named, noise = is_whole(self.max_feed), self.schedules, self.logit_noise
@@ -184,6 +188,10 @@ class Capabilities:
                 "a finite number ≥ 0",
             ),
             "deepens": (isinstance(self.deepens, bool | np.bool_), "True or False"),
+            "max_positions": (
+                self.max_positions is None or (is_whole(self.max_positions) and self.max_positions >= 1),
+                "a whole number ≥ 1, or None",
+            ),
         }
         for name, (holds, expected) in sound.items():
             if not holds:

@@ -338,7 +338,10 @@ class ReferenceDecoder:
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._forward = AdaptiveForward(stepper, point)
         self.capabilities = Capabilities(
-            max_feed=64, schedules=frozenset(SCHEDULES), deepens=get_point_schedule(point).deepens
+            max_feed=64,
+            schedules=frozenset(SCHEDULES),
+            deepens=get_point_schedule(point).deepens,
+            max_positions=stepper.max_positions,
         )
 
     @torch.inference_mode()

@@ -42,13 +42,18 @@ from emad_ref.decoding.partner import Partner, TokenLoggingSession, require_prom
 from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession
 from emad_ref.decoding.speculation import (
     EndOfText,
+    LogitsByPlace,
     SpeculationOptions,
     SpeculationResult,
     SpeculativeSequence,
     build_speculation_result,
     lengths_before_last_token,
+    make_room,
     never_end_of_text,
+    room_by_row,
     run_rounds,
+    tokens_at,
+    verify_in_pieces,
 )
 from emad_ref.decoding.step import StepOutput
 from emad_ref.decoding.token_log import TokenLog
@@ -59,7 +64,7 @@ from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import EarlyExitDraftReader
 from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints, Record, StopReason
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason
 
 MODEL = 0
 MATCHED_TOKENS = 3  # with two, every other match is accidental
@@ -361,7 +366,7 @@ def _draft_round(
     lookups: Sequence[PromptLookup],
 ) -> None:
     """Draft, verify, roll back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
-    before, vocabulary = session.length, session.logits.shape[-1]
+    vocabulary = session.logits.shape[-1]
     copies = [
         lookups[row.number].find_continuation(row.tokens, min(drafting.copied, row.draft_limit_by_max_new))
         for row in rows
@@ -371,30 +376,38 @@ def _draft_round(
         for row, copied in zip(rows, copies, strict=True)
     ]
     if any(going):
-        _draft_tokens(rows, session, drafting, copies, going)
+        _draft_and_verify(rows, session, drafting, copies, going)
     else:
         for row, copied in zip(rows, copies, strict=True):
             for token in copied:
                 row.draft_copied_token(token, vocabulary)
-        count = max(map(len, copies))
-        tokens = np.array([row.last_token_and_padded_drafts(count) for row in rows], dtype=np.int64)
-        session.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
-    for row, verified in zip(rows, session.deepen(before, VERIFY), strict=True):
-        row.verify_drafts(verified)
+
+        def read_shallow_then_deepen(tokens: Ints) -> Floats:
+            n = tokens.shape[1]
+            session.feed(tokens, [DRAFT] * n, depth=drafting.layer, last=0)
+            return session.deepen(session.length - n, VERIFY)
+
+        verify_in_pieces(rows, session, max(map(len, copies)), read_shallow_then_deepen)
     session.rollback_and_commit(lengths_before_last_token(rows))
 
 
-def _draft_tokens(
+def _draft_and_verify(
     rows: Sequence[SpeculativeSequence],
     session: TokenLoggingSession,
     drafting: Drafting,
     copies: Sequence[list[int]],
     going: list[bool],
 ) -> None:
-    """Run tokens one by one: ``going`` rows draft from the readout after the layer, others feed their copies."""
+    """Run tokens one by one, then verify: ``going`` rows draft from the readout after the layer, others feed copies.
+
+    Tokens beyond the least room of a row are verified one by one: ``deepen`` takes equally many of every row.
+    """
     at, vocabulary = 0, session.logits.shape[-1]
+    least, verified, unverified = int(room_by_row(rows, session).min()), LogitsByPlace(rows), list[list[int]]()
     while True:
-        tokens = np.array([[row.last_token_and_padded_drafts(at)[-1]] for row in rows], dtype=np.int64)
+        places = make_room(rows, session, 1)
+        tokens = tokens_at(rows, places, 1)
+        unverified.append(places)
         if drafting.uses_gate and any(going):
             logits = session.feed(tokens, [DRAFT], last=1)
             expected = session.signal[:, -1, 0]
@@ -406,8 +419,12 @@ def _draft_tokens(
         else:
             # no head on the last draft of a round, whose proposal the verification replaces
             logits = session.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
-        if not any(going) and at >= max(map(len, copies)):
-            return
+        is_last = not any(going) and at >= max(map(len, copies))
+        if is_last or at + 1 >= least:
+            verified.store(unverified[0], session.deepen(session.length - len(unverified), VERIFY))
+            unverified.clear()
+        if is_last:
+            return verified.verify()
         for number, (row, on, copied) in enumerate(zip(rows, going, copies, strict=True)):
             if on:
                 row.draft_from_logits(logits[number, -1], drafting.vocabulary)
@@ -511,8 +528,8 @@ def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
 class SelfSpeculativeDecoder(ReferenceDecoder):
     """Greedy self-speculation of one model by ``drafting``; ``emad_ref.DraftingDecoder`` is its alias.
 
-    Its sessions are those of a decoder at ``drafting_point(layers)``. In a batch a row needs up to ``longest``
-    positions more than prompt + max_new.
+    Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts as many tokens as every row of the
+    batch has positions left, so each request fits that fits without drafts.
 
     Parameters
     ----------
@@ -592,8 +609,11 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
     def _next_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """A round of the kind that ``RoundKindChooser`` chooses; reading its tokens waits for the device."""
         began, before = time.perf_counter(), [row.left for row in rows]
-        copies = [row.lookup.find_continuation(row.tokens, row.room(self.drafting.copied)) for row in rows]
-        widths = [0 if copied else row.room(self.drafting.longest) for row, copied in zip(rows, copies, strict=True)]
+        # rows share forwards, and there is no padding beyond the model's positions
+        most = self.stepper.max_positions - max(len(row.tokens) for row in rows)
+        copied, longest = min(self.drafting.copied, most), min(self.drafting.longest, most)
+        copies = [row.lookup.find_continuation(row.tokens, row.room(copied)) for row in rows]
+        widths = [0 if copy else row.room(longest) for row, copy in zip(rows, copies, strict=True)]
         if self._choice is None:
             return self._round(rows, session, widths, copies)
         possible: list[RoundKind] = ["step"]

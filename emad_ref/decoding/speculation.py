@@ -183,9 +183,14 @@ class SpeculativeSequence:
         self.verdicts: list[tuple[_DraftedToken, int]] = []  # of all rounds
 
     @property
+    def request_end(self) -> int:
+        """Tokens that the sequence holds at its end: the prompt and ``max_new``, the last of which is never fed."""
+        return self.prompt + self.options.max_new - 1
+
+    @property
     def draft_limit_by_max_new(self) -> int:
         """Tokens that the sequence may still emit besides the verifier's own."""
-        return self.options.max_new - (len(self.tokens) - self.prompt) - 1
+        return self.request_end - len(self.tokens)
 
     @property
     def useful_draft_count(self) -> int:
@@ -219,8 +224,8 @@ class SpeculativeSequence:
         q[token] = 1.0
         self.drafts.append((_DraftedToken(len(self.tokens) + len(self.drafts), token, 0.0), q))
 
-    def verify_drafts(self, logits: Floats) -> None:
-        """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
+    def verify_drafts(self, logits: Sequence[Floats]) -> None:
+        """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts][V]."""
         self.rounds += 1
         verdicts = [UNREACHED] * len(self.drafts)
         for at, ((drafted, q), z) in enumerate(zip(self.drafts, logits, strict=False)):
@@ -284,6 +289,70 @@ def lengths_before_last_token(rows: Sequence[SpeculativeSequence]) -> Ints:
     return np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
 
 
+def room_by_row(rows: Sequence[SpeculativeSequence], session: TokenLoggingSession) -> Ints:
+    """int64 [rows] tokens, at least 1, that ``session`` may hold of each row from its last token on.
+
+    A row ends with its model's positions, or with its request if the decoder does not state them.
+    """
+    most = session.partner.decoder.capabilities.max_positions or 0
+    return np.array([max(most, row.request_end) for row in rows]) - lengths_before_last_token(rows)
+
+
+def make_room(rows: Sequence[SpeculativeSequence], session: TokenLoggingSession, n: int) -> list[int]:
+    """Let ``session`` read ``n`` more tokens of every row, up to the smallest ``room_by_row``.
+
+    A row without room for them is rolled back, to read its own last tokens again: rows share feeds, and there is no
+    padding beyond a row's end. Returns, for each row, the place of its next token, counted from its last emitted one.
+    """
+    before, held = lengths_before_last_token(rows), session.length
+    lengths = np.minimum(held, before + room_by_row(rows, session) - n)
+    if (lengths < held).any():
+        session.rollback(lengths)
+    places: list[int] = (lengths - before).tolist()
+    return places
+
+
+def tokens_at(rows: Sequence[SpeculativeSequence], places: Sequence[int], n: int) -> Ints:
+    """int64 [rows, n] tokens of each row from its place on: last token, drafts, and padding."""
+    padded = [row.last_token_and_padded_drafts(at + n - 1)[at : at + n] for row, at in zip(rows, places, strict=True)]
+    return np.array(padded, dtype=np.int64)
+
+
+def verify_in_pieces(
+    rows: Sequence[SpeculativeSequence],
+    session: TokenLoggingSession,
+    drafts: int,
+    read: Callable[[Ints], Floats],
+) -> None:
+    """Verify the last token and up to ``drafts`` drafts of every row, in one piece if all rows have room for it.
+
+    ``read`` returns logits [rows, n, V] of the next tokens [rows, n].
+    """
+    widest, verified = int(room_by_row(rows, session).min()), LogitsByPlace(rows)
+    for at in range(0, drafts + 1, widest):
+        n = min(widest, drafts + 1 - at)
+        places = make_room(rows, session, n)
+        verified.store(places, read(tokens_at(rows, places, n)))
+    verified.verify()
+
+
+class LogitsByPlace:
+    """The verifier's logits of one round, by row and place; a place that was read twice has the later ones."""
+
+    def __init__(self, rows: Sequence[SpeculativeSequence]):
+        self._rows, self._logits = rows, [list[Floats]() for _ in rows]
+
+    def store(self, places: Sequence[int], logits: Floats) -> None:
+        """Store ``logits`` [rows, n, V] of each row's tokens from its place on."""
+        for known, at, read in zip(self._logits, places, logits, strict=True):
+            known[at:] = read
+
+    def verify(self) -> None:
+        """Let each row accept and emit."""
+        for row, logits in zip(self._rows, self._logits, strict=True):
+            row.verify_drafts(logits)
+
+
 def build_speculation_result(
     rows: Sequence[SpeculativeSequence],
     log: TokenLog,
@@ -333,7 +402,8 @@ def speculate(
 
     In the record model 0 is the draft, 1 the verifier, which emits the first token. Rows share feeds; a row's tokens do
     not depend on its neighbours. A row that needs fewer drafts than its neighbours is fed as many, and the surplus is
-    rolled back: in a batch a row needs up to k positions more than prompt + max_new.
+    rolled back. A row at the end of its model's positions reads its last tokens again instead, so every request fits
+    whose prompt and ``max_new`` − 1 tokens do.
 
     Parameters
     ----------
@@ -398,9 +468,7 @@ def _speculation_round(
     width = max(row.useful_draft_count for row in rows)
     if width > 0:
         _propose_drafts(rows, small, width)
-    chunk = np.array([row.last_token_and_padded_drafts(width) for row in rows], dtype=np.int64)
-    for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
-        row.verify_drafts(logits)
+    verify_in_pieces(rows, large, width, lambda tokens: large.feed(tokens, [VERIFY] * tokens.shape[1]))
     lengths = lengths_before_last_token(rows)
     large.rollback_and_commit(lengths)
     small.rollback(np.minimum(small.length, lengths))
@@ -415,10 +483,11 @@ def _propose_drafts(rows: Sequence[SpeculativeSequence], small: TokenLoggingSess
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     unseen = int((lengths - small.length).max())
     small.rollback_and_commit(lengths - unseen)
-    tokens, phases = [row.tokens[-unseen:] for row in rows], [CATCH_UP] * (unseen - 1) + [DRAFT]
+    tokens = np.array([row.tokens[-unseen:] for row in rows], dtype=np.int64)
+    phases = [CATCH_UP] * (unseen - 1) + [DRAFT]
     for at in range(width):
-        logits = small.feed(np.array(tokens, dtype=np.int64), phases, last=1)[:, -1]
-        for row, z in zip(rows, logits, strict=True):
+        if at > 0:
+            tokens, phases = tokens_at(rows, make_room(rows, small, 1), 1), [DRAFT]
+        for row, z in zip(rows, small.feed(tokens, phases, last=1)[:, -1], strict=True):
             if at < row.useful_draft_count:
                 row.draft_from_logits(z)
-        tokens, phases = [[row.last_token_and_padded_drafts(at + 1)[-1]] for row in rows], [DRAFT]

@@ -26,6 +26,7 @@ from emad_ref.wire.json_fields import (
     parse_list,
     parse_mapping,
     parse_nonnegative_number,
+    parse_optional,
     parse_positive_integer,
     parse_text,
     read_field,
@@ -136,6 +137,7 @@ def capabilities_from_header(header: Mapping[str, Any]) -> Capabilities:
         counted=read_field(fields, "counted", parse_bool),
         logit_noise=read_field(fields, "logit_noise", parse_nonnegative_number),
         deepens=read_field(fields, "deepens", parse_bool),
+        max_positions=read_field(fields, "max_positions", parse_optional(parse_positive_integer)),
     )
 
 

@@ -96,7 +96,8 @@ class ForeignDecoder:
         if point.schedule not in self.capabilities.schedules:
             raise Unsupported(f"schedule {point.schedule}")
         self.model, self.point = model, point
-        self.capabilities = replace(self.capabilities, deepens=point.schedule == "free_deferred")
+        deepens, most = point.schedule == "free_deferred", model.config.max_position_embeddings
+        self.capabilities = replace(self.capabilities, deepens=deepens, max_positions=most)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[ForeignSession, Step]:
         session = ForeignSession(self.model, self.point, prompts)

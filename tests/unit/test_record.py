@@ -103,6 +103,7 @@ def test_defaults_promise_the_least():
     ("field", "value", "expected"),
     [
         *(("max_feed", value, "a whole number ≥ 1") for value in (0, "8", None, 2.5, True)),
+        *(("max_positions", value, "a whole number ≥ 1, or None") for value in (0, "8", 2.5, True)),
         *(("logit_noise", value, "a finite number ≥ 0") for value in (math.nan, math.inf, -1.0, "0", None, True)),
         *((name, value, "True or False") for name in ("counted", "deepens") for value in ("no", None, 1)),
         *(("schedules", value, "a frozenset of names") for value in (None, "monotone", [1])),

@@ -100,11 +100,17 @@ def test_a_request_is_read_field_by_field(field, value, said):
     assert said in str(refused.value)
 
 
-CAPABILITIES = Capabilities(8, frozenset({"monotone", "chunked"}), counted=False, logit_noise=0.25, deepens=True)
+CAPABILITIES = Capabilities(
+    8, frozenset({"monotone", "chunked"}), counted=False, logit_noise=0.25, deepens=True, max_positions=2048
+)
 
 
 def test_capabilities_come_back_equal():
-    assert capabilities_from_header({"capabilities": capabilities_to_json(CAPABILITIES)}) == CAPABILITIES
+    for sent in (CAPABILITIES, Capabilities()):
+        assert capabilities_from_header({"capabilities": capabilities_to_json(sent)}) == sent
+    silent = capabilities_to_json(CAPABILITIES)
+    del silent["max_positions"]
+    assert capabilities_from_header({"capabilities": silent}).max_positions is None, "a server need not state it"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +122,7 @@ def test_capabilities_come_back_equal():
         ("counted", 1, "counted=1, but expected true or false"),
         ("logit_noise", -0.5, "logit_noise=-0.5, but expected a finite number"),
         ("deepens", None, "deepens=None"),
+        ("max_positions", 0, "max_positions=0"),
     ],
 )
 def test_capabilities_are_read_field_by_field(field, value, said):
