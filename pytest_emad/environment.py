@@ -27,7 +27,7 @@ from emad_ref.report import deselection as suites_source
 from emad_ref.report.deselection import path_below_suites
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.statistics.verdicts import DASH_VARIANTS
-from pytest_emad.options import OPTION_FLAGS, get_run_settings
+from pytest_emad.options import OPTION_FLAGS, REPLAY, get_run_settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -228,7 +228,7 @@ def describe_typed_selection(config: pytest.Config) -> str:
     A selection in an ini file or an environment variable does not count, because the command does not show it.
     """
     words = [str(word) for word in config.invocation_params.args]
-    flags = ("-k", "-m", "--deselect")
+    flags = ("-k", "-m", "--deselect", REPLAY)
     typed = [flag for flag in flags if any(word.split("=")[0] == flag or _is_joined(word, flag) for word in words)]
     return " and ".join([*typed, *(name for name in requested_suite_parts(config) if ".py" in name)])
 

@@ -7,6 +7,7 @@ status 4).
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -338,6 +339,8 @@ OPTIONS: tuple[PluginOption, ...] = (
 
 
 SELFCHECK = "--emad-selfcheck"
+REPLAY = "--emad-replay"  # of `emad replay`: a file with the test to repeat, and the report of its run
+DEMANDS = frozenset({"report", "update_golden", "tier", "expect_decoder", "require"})  # settings that a replay lacks
 OPTION_FLAGS = (*(option.flag for option in OPTIONS), SELFCHECK)
 
 
@@ -359,6 +362,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="NAMES",
         help="judge the suites in place of a decoder, by planted ones; =all, =kinds, or =NAME,NAME (docs/selfcheck.md)",
     )
+    group.addoption(REPLAY, metavar="FILE", default=None, help=argparse.SUPPRESS)
 
 
 _SETTINGS = pytest.StashKey[RunSettings]()
@@ -404,6 +408,8 @@ def _read_settings(config: pytest.Config) -> RunSettings:
         given["gate"] = "decoder"
     if given["tier"] == "claims":
         given["gate_claims"] |= {STATED_CLAIM}
+    if config.getoption(REPLAY) is not None:  # a run of one test cannot meet demands on all, and records nothing
+        given |= {"update_golden": False, "tier": None, "expect_decoder": None, "require": frozenset()}
     given["budget"] = BUDGETS[given["budget"]]
     given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
     given["models"] = models = given.pop("model")
@@ -478,8 +484,10 @@ def _require_valid_update(built: RunSettings, config: pytest.Config, environment
 
 
 __all__ = [
+    "DEMANDS",
     "OPTIONS",
     "OPTION_FLAGS",
+    "REPLAY",
     "SELFCHECK",
     "RunSettings",
     "add_options",

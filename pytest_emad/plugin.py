@@ -25,6 +25,7 @@ from pytest_emad import (
     environment,
     fixtures,
     hookspecs,
+    replayed,
     selection,
     subprocesses,
     terminal,
@@ -107,6 +108,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _prepare(config: pytest.Config) -> None:
     environment.require_same_source_tree()
     get_run_settings(config)
+    replayed.require_recorded_settings(config)
     environment.require_valid_waivers(config)
     environment.require_compatible_plugin_options(config)
     environment.require_available_models(config)
@@ -265,6 +267,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort gates first, after pytest has grouped tests by model and applied ``-k`` and ``-m``."""
     try:
+        replayed.select_recorded_test(config, items)
         _refuse_parallel_measuring(config, items)
         _refuse_traced_measuring(items)
         _refuse_forked(config, items)

@@ -38,7 +38,7 @@ from emad_ref.report.provenance import (
 )
 from emad_ref.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, State
 from emad_ref.report.tiers import build_tier_entry
-from pytest_emad import collection_log, decoder_providers, environment
+from pytest_emad import collection_log, decoder_providers, environment, replayed
 from pytest_emad.collection_log import FEATURES, KIND, SHIPPED, STOP
 from pytest_emad.options import get_run_settings, load_claims_register
 from pytest_emad.recorder import (
@@ -245,6 +245,7 @@ class RunRecord:
                 "failures": self.failures,
                 "asked": requested,
                 "partial": environment.describe_typed_selection(self.config),
+                "replay": self._replay,
                 "claims_file": self._claims_file,
                 "project": self._project,
             },
@@ -273,6 +274,10 @@ class RunRecord:
     @cached_property
     def _provenance(self) -> dict[str, Any]:
         return collect_provenance(self.settings.study)
+
+    @cached_property
+    def _replay(self) -> dict[str, Any]:
+        return replayed.build_replay_entry(self.config)
 
     @cached_property
     def _project(self) -> dict[str, Any]:

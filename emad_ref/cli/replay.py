@@ -3,34 +3,36 @@
     emad replay report/ EMAD-F1                # the test that decided this claim
     emad replay report/ test_forced --pdb      # a test by part of its node id; opens a debugger if it fails
 
-The test runs in the current folder with the options and the seed of the reported run. If a decoder failed an audit, the
-report holds the shortest input on which it failed: prompt, depths and operating point are printed first.
+The test runs in the folder of the reported run, with the arguments that decide it (``run.replay`` of the report).
+Other arguments, such as those of output files, are left out and printed. Under another root folder, other settings or
+another decoder the replay is refused before the first test. If a decoder failed an audit, the report holds the shortest
+input on which it failed: prompt, depths and operating point are printed first.
+
+The exit status is pytest's, and 1 if the result is not as recorded.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import json
+import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from emad_ref.cli.arguments import add_examples, parse_path
 from emad_ref.cli.reports import read_report_with_test_list
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.files import resolve_path
+from emad_ref.files import resolve_path, write_atomically
 from emad_ref.report.provenance import DISTRIBUTION
 from emad_ref.report.schema import REPORT_FILE, BadReport, Report
 from emad_ref.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement_and_requirement
 
-NOT_IN_KEYWORDS = re.compile(r"[^\w:+\-.\[\]\\/]+")  # characters that are not allowed in an expression of pytest's -k
-DEMANDS = ("--emad-expect-decoder", "--emad-tier")  # options with a value that fail a run of one test
-XDIST_OPTIONS = ("-n", "--numprocesses")  # options of pytest-xdist, which cannot open a debugger
+UNSET = ("PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY")  # variables of options, among the arguments already, and of an output
 
 
 def replay_test(args: argparse.Namespace) -> int:
@@ -39,18 +41,81 @@ def replay_test(args: argparse.Namespace) -> int:
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
     report = read_report_with_test_list(args.report)
     test = find_test_id(report, args.row)
+    recorded = require_repeatable(report, args.report)
     print("\n".join(describe_recorded_test(report, test)))
     with tempfile.TemporaryDirectory(prefix="emad-replay-") as temporary:
-        folder = args.keep or Path(temporary)
-        words = build_pytest_arguments(report, test, folder)
+        folder = resolve_path(args.keep or Path(temporary) / "report")
+        question = Path(temporary) / "recorded.json"
+        write_atomically(question, json.dumps({"test": test, "report": report}))
+        words = build_pytest_arguments(recorded, question, folder)
         words += ["--pdb"] if args.pdb else []
-        print(f"replayed: pytest {shlex.join(words)}", flush=True)
-        status = subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
-        with suppress(BadReport):  # an aborted run wrote none, and printed the reason
-            print("\n".join(replay_comparison_lines(report, read_report_with_test_list(folder), test)))
+        print(f"replayed in {recorded['folder']}: pytest {shlex.join(words)}")
+        if recorded["left_out"]:
+            print(f"left out: {' '.join(recorded['left_out'])}")
+        sys.stdout.flush()
+        status = subprocess.run(
+            [sys.executable, "-m", "pytest", *words],
+            check=False,
+            cwd=recorded["folder"],
+            env=build_environment(recorded),
+        ).returncode
+        lines, as_recorded = compare_with_replay(report, folder, question, test)
+        print("\n".join(lines))
         if not args.keep:
-            print(f"The replay's own report, {temporary}, is deleted now; --keep DIR keeps one.")
-        return status
+            print(f"The replay's own report, {folder}, is deleted now; --keep DIR keeps one.")
+        return status or int(not as_recorded)
+
+
+def require_repeatable(report: Report, place: Path) -> Mapping[str, Any]:
+    """The entry ``run.replay`` of ``report``, whose folder exists.
+
+    Raises:
+        BadArgument: a report of several runs, or of none of pytest; a folder that does not exist.
+    """
+    recorded: Mapping[str, Any] | None = report["run"].get("replay")
+    if not recorded:
+        remedy = "name the folder of one run of pytest: a part of a merged report, or what --emad-report DIR wrote"
+        raise BadArgument("REPORT", str(place), "a report that says how its run was started", remedy)
+    if not Path(recorded["folder"]).is_dir():
+        remedy = "restore the folder, or record the run again"
+        raise BadArgument("REPORT", str(place), f"its run's folder {recorded['folder']} to exist", remedy)
+    return recorded
+
+
+def build_pytest_arguments(recorded: Mapping[str, Any], question: Path, folder: Path) -> list[str]:
+    """Arguments of pytest that run the test in the file ``question`` alone and write its report to ``folder``.
+
+    The ini file's ``addopts`` are among the recorded arguments, and its ``cache_dir`` and ``log_file`` are outputs.
+    """
+    words = list(recorded["arguments"])
+    outputs = {"cache_dir": ("no:cacheprovider", str(question.parent / "cache")), "log_file": ("no:logging", "")}
+    redirected = [f"{name}={value}" for name, (blocked, value) in outputs.items() if blocked not in words]
+    own = [f"--emad-replay={question}", f"--emad-report={folder}"]
+    return [*words, *own, *(word for each in ("addopts=", *redirected) for word in ("-o", each))]
+
+
+def build_environment(recorded: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of this process with the recorded choice of plugins, without further options and outputs."""
+    chosen = recorded["environment"]
+    kept = {name: value for name, value in os.environ.items() if name not in (*UNSET, *chosen)}
+    return kept | {name: value for name, value in chosen.items() if value is not None}
+
+
+def compare_with_replay(report: Report, folder: Path, question: Path, test: str) -> tuple[list[str], bool]:
+    """Lines of the comparison with the report in ``folder``, and whether the result is as recorded."""
+    refused = ["Not replayed: pytest stopped before the test; the reason stands above."], False
+    try:
+        replayed = read_report_with_test_list(folder)
+    except BadReport:  # none was begun
+        return refused
+    earlier = all(
+        str(question) not in word for word in replayed["run"]["command"]
+    )  # of another replay with this --keep
+    if earlier or replayed["state"] == "usage error":
+        return refused
+    comparisons = list(compare_results(report, replayed, test))
+    lines = [*describe_version_differences(report, replayed), *map(format_comparison, comparisons)]
+    return lines, bool(comparisons) and all(one.as_recorded for one in comparisons)
 
 
 def find_test_id(report: Report, row: str) -> str:
@@ -96,17 +161,24 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
             yield f"recorded: {entry['outcome']}: {entry['reason'].splitlines()[0]}"
 
 
-def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
-    """Lines for each claim of ``test``, else for the test: recorded result, replayed result, and whether they agree.
+class ResultComparison(NamedTuple):
+    """What the report and the replay say of one claim, or of the test, and whether they agree."""
+
+    recorded: str
+    replayed: str
+    as_recorded: bool
+
+
+def compare_results(recorded: Report, replayed: Report, test: str) -> Iterator[ResultComparison]:
+    """A comparison for each claim of ``test``, else one for the test.
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.
     """
-    yield from _differences(recorded, replayed, test)
     claims = [claim for claim in recorded["claims"] if claim.get("test") == test]
     found = {claim["id"]: claim for claim in replayed["claims"] if claim.get("test") == test}
     for claim in claims:
         now = found.get(claim["id"])
-        yield _agreement(
+        yield ResultComparison(
             f"{claim['id']}, {claim['verdict']}: {format_measurement_and_requirement(claim)}",
             f"{now['verdict']}: {format_measurement_and_requirement(now)}" if now else "not decided",
             now is not None and now["verdict"] == claim["verdict"],
@@ -114,49 +186,28 @@ def replay_comparison_lines(recorded: Report, replayed: Report, test: str) -> It
     for entry in recorded["tests"] if not claims else ():
         if entry["nodeid"] == test:
             outcomes = [_outcome(entry), *(_outcome(now) for now in replayed["tests"] if now["nodeid"] == test)]
-            yield _agreement(outcomes[0], outcomes[-1] if outcomes[1:] else "did not run", outcomes[1:] == outcomes[:1])
+            said = outcomes[-1] if outcomes[1:] else "did not run"
+            yield ResultComparison(outcomes[0], said, outcomes[1:] == outcomes[:1])
 
 
-def _differences(recorded: Report, replayed: Report, test: str) -> Iterator[str]:
-    """Differences between the replay and the recorded run: version, decoder, an absent test."""
+def format_comparison(one: ResultComparison) -> str:
+    said = "As recorded" if one.as_recorded else "Not as recorded"
+    return f"{said}.\n  recorded: {one.recorded}\n  replayed: {one.replayed}"
+
+
+def describe_version_differences(recorded: Report, replayed: Report) -> Iterator[str]:
+    """A line if another version of this package, or of the decoder, gave the replay's result."""
     versions = [report["provenance"].get("versions", {}).get(DISTRIBUTION) for report in (recorded, replayed)]
     decoders = [report["decoder"]["name"] for report in (recorded, replayed)]
     if versions[0] != versions[1]:
         yield f"Another version: recorded by {DISTRIBUTION} {versions[0]}, replayed by {versions[1]}."
-    if all(now["nodeid"] != test for now in replayed["tests"]):
-        yield "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
-    elif decoders[0] != decoders[1]:
-        yield (
-            f"Another decoder: {decoders[0]} in the recorded run, {decoders[1]} now; run it in the folder of the "
-            "recorded run."
-        )
+    if decoders[0] != decoders[1]:
+        yield f"Another version of the decoder: {decoders[0]} in the recorded run, {decoders[1]} now."
 
 
 def _outcome(entry: Mapping[str, Any]) -> str:
     reason = str(entry["reason"]).partition("\n")[0]
     return f"{entry['outcome']}: {reason}" if reason else str(entry["outcome"])
-
-
-def _agreement(recorded: str, replayed: str, same: bool) -> str:
-    return f"{'As recorded' if same else 'Not as recorded'}.\n  recorded: {recorded}\n  replayed: {replayed}"
-
-
-def build_pytest_arguments(report: Mapping[str, Any], test: str, folder: Path) -> list[str]:
-    """Arguments of pytest that run only ``test``, with the options of the run, and write its report to ``folder``.
-
-    Omits options that require all tests.
-    """
-    words: Sequence[str] = list(_without_demands(report["run"]["command"][1:]))
-    parts = [part for part in NOT_IN_KEYWORDS.split(test.rpartition("::")[2]) if part not in ("", "and", "or", "not")]
-    selection = ["-k", " and ".join(parts), "--emad-report", str(folder)]
-    is_parallel = any(word.startswith(XDIST_OPTIONS) for word in words)
-    return [*words, *selection, *(["-n", "0"] if is_parallel else [])]
-
-
-def _without_demands(words: Sequence[str]) -> Iterator[str]:
-    for before, word in zip(["", *words], words, strict=False):
-        if before not in DEMANDS and word.partition("=")[0] not in DEMANDS:
-            yield word
 
 
 def add_replay_arguments(sub: argparse.ArgumentParser) -> None:

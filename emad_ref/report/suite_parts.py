@@ -194,6 +194,7 @@ def _merge_runs(parts: Mapping[str, Report], tests: Sequence[str], command: Sequ
         "started": min(run["started"] for run in runs),
         "duration_s": round(sum(run["duration_s"] or 0.0 for run in runs), 3),
         "command": list(command),
+        "replay": None,  # the report of each part has its own
         "asked": list(tests),
         "parts": {name: {key: report["run"][key] for key in PART_KEYS} for name, report in parts.items()},
     }

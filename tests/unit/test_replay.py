@@ -13,11 +13,15 @@ import pytest
 from emad_ref.audit.finding import AuditRefutedError, Tally
 from emad_ref.audit.trajectory import Judge, Trajectory
 from emad_ref.cli.replay import (
+    build_environment,
     build_pytest_arguments,
+    compare_results,
     describe_recorded_test,
+    describe_version_differences,
     find_test_id,
-    replay_comparison_lines,
+    format_comparison,
     replay_test,
+    require_repeatable,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
@@ -39,7 +43,6 @@ def judged() -> dict[str, Any]:
     found = report(
         [claim("EMAD-F1", "falsified", test=F1)], tests=tests, audits=audits, settings={"seed": 3}, provenance={}
     )
-    found["run"]["command"] = ["pytest", "suites/", "-n", "2", "--emad-report", "out"]
     return dict(found)
 
 
@@ -70,16 +73,35 @@ def test_what_the_report_knows_is_said_first(judged: dict[str, Any]) -> None:
     )
 
 
-def test_the_run_is_repeated_for_this_test_alone_and_its_report_is_left_as_it_is(
-    judged: dict[str, Any], pytester: pytest.Pytester
+def test_the_recorded_arguments_are_repeated_and_outputs_of_the_ini_file_redirected() -> None:
+    recorded = {"arguments": ["--emad-seed=3", "suites/"]}
+    words = build_pytest_arguments(recorded, Path("away/asked.json"), Path("new"))
+    assert words[:4] == ["--emad-seed=3", "suites/", "--emad-replay=away/asked.json", "--emad-report=new"]
+    assert words[4:] == ["-o", "addopts=", "-o", "cache_dir=away/cache", "-o", "log_file="]
+    recorded["arguments"] += ["-p", "no:cacheprovider", "-p", "no:logging"]
+    assert build_pytest_arguments(recorded, Path("asked.json"), Path("new"))[-2:] == ["-o", "addopts="]
+
+
+def test_the_environment_has_the_recorded_plugins_and_no_further_option_or_output(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = build_pytest_arguments(judged, FORCED, Path("new"))
-    assert words[:5] == judged["run"]["command"][1:]
-    assert words[5:] == ["-k", "test_forced[full and depth]", "--emad-report", "new", "-n", "0"]
-    pytester.makepyfile(
-        "import pytest\n@pytest.mark.parametrize('x', ['full depth', 'least depth'])\ndef test_forced(x): pass"
-    )
-    pytester.runpytest(*words[5:7]).assert_outcomes(passed=1, deselected=1)
+    for name in ("PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY", "PYTEST_PLUGINS"):
+        monkeypatch.setenv(name, "now")
+    monkeypatch.setenv("OTHER", "stays")
+    environment = build_environment({"environment": {"PYTEST_PLUGINS": "then", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": None}})
+    assert (environment["PYTEST_PLUGINS"], environment["OTHER"]) == ("then", "stays")
+    assert not environment.keys() & {"PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"}
+
+
+def test_a_report_without_one_run_or_folder_is_refused(judged: dict[str, Any], tmp_path: Path) -> None:
+    judged["run"]["replay"] = None
+    with pytest.raises(BadArgument, match=r"says how its run was started; name the folder of one run"):
+        require_repeatable(judged, tmp_path)
+    judged["run"]["replay"] = {"folder": str(tmp_path / "gone")}
+    with pytest.raises(BadArgument, match=r"its run's folder .*gone to exist; restore the folder"):
+        require_repeatable(judged, tmp_path)
+    judged["run"]["replay"] = {"folder": str(tmp_path)}
+    assert require_repeatable(judged, tmp_path) == {"folder": str(tmp_path)}
 
 
 @pytest.mark.parametrize("named", ["", "report.json"])
@@ -88,51 +110,39 @@ def test_a_replay_keeps_nothing_in_the_folder_of_the_report(tmp_path: Path, name
         replay_test(argparse.Namespace(report=tmp_path / named, row="EMAD-F1", keep=tmp_path / ".", pdb=False))
 
 
-def test_a_replay_demands_no_other_test(judged: dict[str, Any]) -> None:
-    judged["run"]["command"] = [
-        "pytest",
-        "--emad-expect-decoder",
-        "foreign",
-        "s",
-        "--emad-tier=depth",
-        "--emad-seed",
-        "3",
-    ]
-    assert build_pytest_arguments(judged, FORCED, Path("new"))[:3] == ["s", "--emad-seed", "3"]
+def compared(recorded: dict[str, Any], replayed: dict[str, Any], test: str) -> list[str]:
+    return [format_comparison(one) for one in compare_results(recorded, replayed, test)]
 
 
 def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) -> None:
     repaired = deepcopy(judged)
-    assert list(replay_comparison_lines(judged, repaired, FORCED)) == [
+    assert compared(judged, repaired, FORCED) == [
         "As recorded.\n  recorded: failed: Failed: logits off\n  replayed: failed: Failed: logits off"
     ]
     repaired["tests"][0] |= {"outcome": "passed", "reason": ""}
     repaired["claims"][0] |= {"verdict": "survived", "estimate": 0.002, "interval": None}
-    assert list(replay_comparison_lines(judged, repaired, FORCED)) == [
+    assert compared(judged, repaired, FORCED) == [
         "Not as recorded.\n  recorded: failed: Failed: logits off\n  replayed: passed"
     ]
-    (told,) = replay_comparison_lines(judged, repaired, F1)
+    (told,) = compared(judged, repaired, F1)
     assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
     assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
     repaired["tests"], repaired["claims"] = [], []
-    absent = "The replay found no such test: run it in the folder of the recorded run, with the version that wrote it."
     for test, said in ((FORCED, "replayed: did not run"), (F1, "replayed: not decided")):
-        why, agreement = replay_comparison_lines(judged, repaired, test)
-        assert why == absent
-        assert said in agreement
+        (one,) = compare_results(judged, repaired, test)
+        assert said in format_comparison(one)
+        assert not one.as_recorded
 
 
-def test_a_replay_by_another_decoder_or_version_says_so(judged: dict[str, Any]) -> None:
-    """In another folder no conftest provides the decoder: the reference decoder would pass instead."""
+def test_a_replay_by_another_version_says_so(judged: dict[str, Any]) -> None:
     now = deepcopy(judged)
-    now["decoder"]["name"] = "reference (ours)"
+    now["decoder"]["name"] = "mine 1.2"
     now["provenance"] = {"versions": {"pytest-emad": "9.9"}}
-    version, decoder, agreement = replay_comparison_lines(
-        judged | {"provenance": {"versions": {"pytest-emad": "1"}}}, now, F1
-    )
-    assert version == "Another version: recorded by pytest-emad 1, replayed by 9.9."
-    assert decoder.startswith("Another decoder: mine in the recorded run, reference (ours) now; run it in the folder")
-    assert agreement.startswith("As recorded.")
+    before = judged | {"provenance": {"versions": {"pytest-emad": "1"}}}
+    assert list(describe_version_differences(before, now)) == [
+        "Another version: recorded by pytest-emad 1, replayed by 9.9.",
+        "Another version of the decoder: mine in the recorded run, mine 1.2 now.",
+    ]
 
 
 def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:
