@@ -278,6 +278,11 @@ class TokenArrivals:
     whole_s: float
     text: str | None = None
 
+    @property
+    def came_in_parts(self) -> bool:
+        """Whether two tokens arrived at different times."""
+        return len(np.unique(self.seconds)) > 1
+
 
 GenerateArguments: TypeAlias = tuple[Sequence[Prompt], int, frozenset[int]]  # prompts, max_new, stop of ``generate``
 

@@ -217,15 +217,20 @@ class GuardedDecoder:
     def token_arrivals(
         self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
     ) -> Sequence[TokenArrivals]:
-        def count(feature: str, declined: bool) -> None:
-            if stream or declined:  # a whole answer shows no stream
-                self._count(feature, declined)
-
+        """A streamed answer counts as offered if its tokens arrived in parts: several may share a message at times."""
         ask = getattr(self._decoder, "token_arrivals", None)
-        with count_feature_outcome(count, STREAMING), self._limit("token_arrivals"):
-            if ask is None:
-                raise Unsupported("the decoder streams nothing")
-            return list(ask(prompts, max_new, stop, stream))
+        try:
+            with self._limit("token_arrivals"):
+                if ask is None:
+                    raise Unsupported("the decoder streams nothing")
+                answers = list(ask(prompts, max_new, stop, stream))
+        except Unsupported as refusal:
+            self._count(STREAMING, True)
+            refusal.features = (*(refusal.features or ()), STREAMING)
+            raise
+        if stream:
+            self._count(STREAMING, not any(each.came_in_parts for each in answers))
+        return answers
 
     def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> Sequence[Record]:
         ask = getattr(self._decoder, "generate_at_once", None)

@@ -40,6 +40,7 @@ REPLACED = 4  # variations that replace the last token of a prefix cache's block
 INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places
 ID_BITS = (8, 16)  # bits of an id stored in one byte or two
 LOW_BITS = 8  # least number of bits that agree in two ids: a key may hold a byte of each
+NESTED = 16  # beginnings of one text in a request
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent with others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than simultaneous sampled ones
@@ -310,6 +311,58 @@ def swapped_half_variations(text: Ints, others: Ints) -> list[Ints]:
     return [*varied, *(each[: n - n // 8] for each in varied)]
 
 
+def check_nested_prompts(
+    under_test: DecoderUnderTest, texts: Sequence[Ints], max_new: int, rng: np.random.Generator
+) -> Finding:
+    """Check requests of ``NESTED`` beginnings of one text, of many lengths, for one new token and for ``max_new``.
+
+    A prefix cache may share blocks that another row of the same request has not filled yet. It does so only while they
+    are new, and may recover with the next token. So no earlier prompt may begin as one of ``texts`` int64 [n], and each
+    text is used twice: for one token while it is new, then for ``max_new``. Rows come shortest first, longest first, or
+    in random order. Discriminating are beginnings with another next token than the next longer one.
+    """
+    judge = Judge.for_check("nested prompts", under_test, judges_work=True)
+    with judge.tally:
+        answers = []
+        for at, text in enumerate(texts):
+            inner = rng.choice(np.arange(1, len(text)), min(NESTED, len(text)) - 1, replace=False)
+            rising = np.sort(np.append(inner, len(text)))
+            order = (rising, rising[::-1], rng.permutation(rising))[at % 3]
+            prompts = [Prompt(text[:length]) for length in order.tolist()]
+            answers += [answer_request(under_test.decoder, prompts, new) for new in (1, max_new)]
+            first = dict(zip(order.tolist(), (int(row[0]) for row in answers[-1].record.emitted), strict=True))
+            judge.tally.discriminating += sum(first[one] != first[other] for one, other in pairwise(rising.tolist()))
+        require_answers_match_lens(judge, answers)
+    return judge.tally.to_finding()
+
+
+def check_special_tokens(
+    under_test: DecoderUnderTest, text: Ints, ids: Sequence[int], max_new: int, needed: int = MIN_DISCRIMINATING
+) -> Finding:
+    """Check prompts that begin or end with one or several of ``ids``, or hold one: alone, and in ragged requests.
+
+    A decoder that pads rows may mask a prompt's own tokens of the padding's id; one that adds or strips an opening
+    token may take the prompt's for its own. Discriminating are prompts whose answers differ from the answer to
+    ``text`` int64 [n], for which a decoder that drops the token mistakes them.
+    """
+    judge = Judge.for_check("special tokens", under_test, needed, judges_work=True)
+    with judge.tally:
+        plain, answers = answer_request(under_test.decoder, [Prompt(text)], max_new), list[AnsweredRequest]()
+        for id in ids:
+            one, three = np.full(1, id), np.full(3, id)
+            parts = [(text, one), (text, three), (one, text), (three, text), (text[:2], one, text[2:])]
+            prompts = [Prompt(text), *(Prompt(np.concatenate(each)) for each in parts)]
+            answers += [
+                answer_request(under_test.decoder, rows, max_new) for rows in (prompts, *([p] for p in prompts))
+            ]
+            wanted = plain.record.emitted[0].tolist()
+            judge.tally.discriminating += sum(
+                row.tolist() != wanted for row in answers[-len(prompts) - 1].record.emitted
+            )
+        require_answers_match_lens(judge, [plain, *answers])
+    return judge.tally.to_finding()
+
+
 def _same_low_bits(text: Ints, tokens: Ints) -> tuple[int, int] | None:
     """A place of ``text`` and another id of ``tokens`` with the most equal low bits; None if fewer than eight."""
     differing = text[:, None] ^ tokens[None, :]
@@ -570,7 +623,8 @@ def check_and_time_streams(
     Also returns the answers by the number of requests at once; 0: unstreamed.
 
     Raises:
-        Unsupported: the decoder streams nothing.
+        Unsupported: the decoder streams nothing: it says so, or no streamed answer arrived in parts. A server that lags
+            may put several tokens into a message, so a single answer decides nothing.
     """
     decoder, rows = under_test.decoder, range(len(prompts))
     ask = getattr(decoder, "token_arrivals", None)
@@ -599,6 +653,8 @@ def check_and_time_streams(
                     _judge_arrivals(judge, prompts[row], each, emitted[row], name, whole[row].text)
                     judge.tally.live["streamed_tokens"] += len(each.tokens)
                 arrivals[count] += streamed
+        if not any(each.came_in_parts for count in at_once for each in arrivals[count]):
+            raise Unsupported("all tokens of each streamed answer arrive at once")
         _judge_after_abort(judge, decoder, prompts, max_new, emitted)
         (ended,) = ask(prompts[:1], max_new, frozenset({middle}), True)
         expected = alone[-1].record.emitted[0]

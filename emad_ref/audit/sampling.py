@@ -69,10 +69,50 @@ WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4
 EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
 FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the temperature
 SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
-TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # candidates for the best fit
+TEMPERATURES = np.geomspace(0.01, 5.0, 100)  # candidates for the best fit
+FROM_STEPS = 0.35  # least distance of a drawn temperature to the round numbers around it, in their steps
+CLEAR_LEAD = 4.0  # lead of a greedy token in tolerances: twice as much as rounding of both logits can take away
+LARGEST_EXPONENT = 500.0  # of ratios of probabilities: noise beyond it explains everything, and exp stays finite
 
 
 SampledRecord = tuple[int, Record]  # (seed, record of one ``generate`` under it)
+
+
+def draw_temperature(rng: np.random.Generator, low: float, high: float, step: float = 0.1) -> float:
+    """A temperature between two multiples of ``step``, far from every one: a decoder that rounds to them shows."""
+    steps = int(rng.integers(round(low / step), round(high / step)))
+    return step * float(steps + rng.uniform(FROM_STEPS, 1 - FROM_STEPS))
+
+
+def choose_open_prompts(
+    lens: Lens, texts: Sequence[Ints], count: int, temperature: float, tolerance: float
+) -> list[Prompt]:
+    """At most ``count`` beginnings of ``texts`` int64 [n] after which one token tells most about ``temperature``.
+
+    One draw from p = softmax(z / T) has the Fisher information Var_p(z / T) on log T. A text leaves little to draw at a
+    low T, so random prompts would show another one only after thousands of tokens. At temperature 0 the beginnings are
+    those with the smallest lead of the likeliest token that rounding cannot reverse: a small temperature in place of 0
+    shows there. ``tolerance`` in logits; positions with a larger measured rounding are left out.
+    """
+    found: dict[bytes, tuple[float, Ints]] = {}  # by tokens: texts may overlap
+    for text in texts:
+        logits = lens(text).last_layer
+        if temperature:
+            log_p = log_softmax(logits / temperature, axis=-1)
+            p = np.exp(log_p)
+            told = (p * log_p**2).sum(axis=-1) - (p * log_p).sum(axis=-1) ** 2
+        else:
+            second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
+            told = np.where(first - second > CLEAR_LEAD * tolerance, second - first, -np.inf)
+        for at in np.flatnonzero(np.isfinite(told)).tolist():
+            found[text[: at + 1].tobytes()] = float(told[at]), text[: at + 1]
+    chosen: list[Prompt] = []
+    for _, tokens in sorted(found.values(), key=lambda each: -each[0]):
+        if len(chosen) == count:
+            break
+        if lens.max_rounding_error(tokens, [lens(tokens[:1]).layers]) <= tolerance:
+            chosen.append(Prompt(tokens))
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -172,9 +212,14 @@ def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
 
 def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
     """Log-probabilities, each raised by the largest effect of ``noise`` in every logit."""
-    by = 2 * noise / temperature
+    by = _noise_exponent(noise, temperature)
     raised: Floats = log_p + by - np.log1p(np.exp(log_p) * np.expm1(by))
     return raised
+
+
+def _noise_exponent(noise: float, temperature: float) -> float:
+    """2ε/T: the logarithm of the largest factor by which ``noise`` changes a ratio of probabilities."""
+    return min(LARGEST_EXPONENT, 2 * noise / temperature)
 
 
 def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
@@ -245,7 +290,7 @@ def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[flo
     bins = min(BINS, max(2, len(placed) // EACH_BIN))
     counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
     even = len(placed) / bins
-    factor = np.exp(2 * noise / temperature)
+    factor = np.exp(_noise_exponent(noise, temperature))
     nearest = np.clip(counts, even / factor, even * factor)
     return float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1)), counts
 
@@ -279,7 +324,7 @@ def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: fl
 
 def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
     """Require that temperatures near the requested one do not explain the tokens far better."""
-    gain, spread = np.zeros(len(FACTORS)), np.expm1(2 * noise / temperature)
+    gain, spread = np.zeros(len(FACTORS)), np.expm1(_noise_exponent(noise, temperature))
     for row in rows:
         at, p = np.arange(len(row.emitted)), row.all_and_own_probabilities(temperature)[0]
         own = row.log_probabilities(temperature)[at, row.emitted]
@@ -301,7 +346,7 @@ def _require_rare_tokens(
 ) -> None:
     """Require every event of ``rare_event_masks_and_probs`` to be as frequent as its probability."""
     of_rows = [rare_event_masks_and_probs(row, temperature, rng) for row in rows]
-    factor = float(np.exp(2 * noise / temperature))
+    factor = float(np.exp(_noise_exponent(noise, temperature)))
     level = LEVEL / (2 * len(of_rows[0]))
     for what in of_rows[0]:
         happened, chance = (np.concatenate([events[what][part] for events in of_rows]) for part in (0, 1))

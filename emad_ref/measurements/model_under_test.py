@@ -220,6 +220,14 @@ class ModelUnderTest:
         """Tokens that end a text of the model."""
         return self.loaded.end_token_ids
 
+    @property
+    def special_tokens(self) -> list[int]:
+        """Ids that a decoder may treat in a special way: of openings, ends and padding, the first and the last id."""
+        config, known = self.loaded.model.config, getattr(self.loaded.tokenizer, "all_special_ids", ())
+        ids = {0, self.stepper.vocabulary_size - 1, self.opening_token, config.pad_token_id, *self.stop_tokens}
+        named = [*sorted(id for id in ids if id is not None), *known]
+        return [id for id in dict.fromkeys(named) if 0 <= id < self.stepper.vocabulary_size]
+
     def iterate_documents(self, split: Split) -> Iterator[Ints | LazyDocumentTokens]:
         """Documents of the run's corpus, int64, without the opening token; cached, endless if generated.
 
@@ -339,7 +347,7 @@ class ModelUnderTest:
         if foreign := make is not make_decoder_on_judge_model:
             self.isolation.take_snapshot()
         try:
-            with self.isolation.expose_judge_model():
+            with self.isolation.expose_judge_model(lambda: self.max_declarable_noise):
                 made = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
             decoder = self._with_source(made)
         except Exception:
@@ -481,14 +489,21 @@ class ModelUnderTest:
 
     @contextmanager
     def open_decoder_and_draw_prompts(
-        self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int, *, forces: bool = True
+        self,
+        point: OperatingPoint,
+        rng: np.random.Generator,
+        lengths: Sequence[int],
+        fed: int,
+        *,
+        forces: bool = True,
+        max_rows: int | None = None,
     ) -> Iterator[tuple[DecoderUnderTest, list[Prompt], Ints]]:
         """Open a decoder under test with ``draw_prompts_with_continuations`` of these ``lengths``.
 
-        Raises as ``open_decoder``.
+        ``max_rows``: of a request; by default the number of prompts. Raises as ``open_decoder``.
         """
         prompts, continuation = self.draw_prompts_with_continuations(rng, lengths, fed)
-        with self.open_decoder(point, max_rows=len(prompts)) as decoder:
+        with self.open_decoder(point, max_rows=max_rows or len(prompts)) as decoder:
             yield self.make_decoder_under_test(decoder, point, forces=forces), prompts, continuation
 
     def make_decoder_under_test(

@@ -37,6 +37,7 @@ from emad_ref.wire.messages import RequestedModel
 from emad_ref.workers.dispatch import WorkerPool
 
 _JUDGE_MODEL: ContextVar[LoadedModel | None] = ContextVar("the judge's model, while a decoder is made", default=None)
+_MAX_NOISE: ContextVar[Callable[[], float]] = ContextVar("the largest noise that a decoder may declare, then")
 
 
 class ModelIsolation:
@@ -68,13 +69,17 @@ class ModelIsolation:
         return (self.copied_model,) if "copied_model" in vars(self) else ()
 
     @contextmanager
-    def expose_judge_model(self) -> Iterator[None]:
-        """Make ``get_judge_model`` return the judge's model inside the block."""
-        token = _JUDGE_MODEL.set(self._own)
+    def expose_judge_model(self, max_noise: Callable[[], float]) -> Iterator[None]:
+        """Make ``get_judge_model`` return the judge's model inside the block.
+
+        ``max_noise()``: the largest noise, in logits, that a decoder of it may declare.
+        """
+        tokens = _JUDGE_MODEL.set(self._own), _MAX_NOISE.set(max_noise)
         try:
             yield
         finally:
-            _JUDGE_MODEL.reset(token)
+            _JUDGE_MODEL.reset(tokens[0])
+            _MAX_NOISE.reset(tokens[1])
 
     def take_snapshot(self) -> None:
         """Take the snapshot of the judge's model, once, before the first decoder."""
@@ -239,7 +244,11 @@ class RemoteDecoders:
         return served | {"requests": counts.requests} | again
 
     def _noise(self, loaded: LoadedModel) -> float:
-        return 0.0 if self._dtype is None else tolerance(loaded.geometry.family, self._dtype, "cuda")
+        """Noise of the server's precision. The table's row suits any logits; smaller ones may not declare as much."""
+        if self._dtype is None:
+            return 0.0
+        by_table, most = tolerance(loaded.geometry.family, self._dtype, "cuda"), _MAX_NOISE.get(None)
+        return by_table if most is None else min(by_table, most())
 
     def close(self) -> None:
         """Close connections and remove saved models. Idempotent."""

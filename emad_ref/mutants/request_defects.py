@@ -34,6 +34,7 @@ PREFIXES = "invariants/test_requests.py::test_prompts_that_share_a_beginning_are
 BETWEEN = "invariants/test_requests.py::test_requests_between_the_steps_of_sessions_change_nothing"
 FAR_GENERATION = "invariants/test_positions.py::test_generation_holds_far_into_the_window"
 SAMPLING = "fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+GREEDY = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
 TIMED = "cost/test_claims.py::test_claim"
 CLAIM = "claims/test_model.py::test_claim"
 ROW = r"row \d+( in a session)?, position \d+, depth \d+.*: "
@@ -509,6 +510,16 @@ MUTANTS = (
     Mutant("sampling-greedy", "sampling", "greedy in place of sampling",
            mutate(sampler={"pick_next_tokens": lambda pick, sampler, logits, rows: logits.argmax(dim=-1)}), SAMPLING,
            r"it decodes greedily"),
+    *make_mutants_for_test("sampling", SAMPLING, r"it decodes greedily",
+        ("sampling-rounded", "temperatures are rounded to tenths",
+         change_temperature_and_seed(lambda temperature, seed: (round(temperature, 1), seed))),
+        ("sampling-cold-is-greedy", "temperatures below 0.1 are greedy",
+         change_temperature_and_seed(lambda temperature, seed: (temperature if temperature >= 0.1 else 0.0, seed)))),
+    *make_mutants_for_test("sampling", GREEDY, r"expected \d+",
+        ("greedy-is-cold", "greedy requests draw at temperature 0.01",
+         change_temperature_and_seed(lambda temperature, seed: (temperature or 0.01, seed))),
+        ("greedy-is-nearly-cold", "greedy requests draw at temperature 0.003",
+         change_temperature_and_seed(lambda temperature, seed: (temperature or 0.003, seed)))),
     Mutant("sampling-temperature", "sampling", "every temperature is 1",
            change_temperature_and_seed(lambda temperature, seed: (float(temperature > 0), seed)), SAMPLING,
            r"temperatures? .*fits? .* best|not drawn from softmax|drew the same"),
@@ -551,6 +562,14 @@ MUTANTS = (
          change_temperature_and_seed(lambda temperature, seed: (max(1.0, temperature) if temperature else 0.0, seed))),
         ("sampling-not-above-one", "temperatures above 1 are 1",
          change_temperature_and_seed(lambda temperature, seed: (min(1.0, temperature), seed))),
+        ("sampling-rounded-to-twentieths", "temperatures are rounded to twentieths, and are at least one",
+         change_temperature_and_seed(
+             lambda temperature, seed: (max(0.05, round(20 * temperature) / 20) if temperature else 0.0, seed))),
+        ("sampling-at-least-a-tenth", "temperatures below 0.1 are 0.1",
+         change_temperature_and_seed(lambda temperature, seed: (max(0.1, temperature) if temperature else 0.0, seed))),
+        ("sampling-rounded-above-a-tenth", "temperatures above 0.1 are rounded to tenths",
+         change_temperature_and_seed(
+             lambda temperature, seed: (round(temperature, 1) if temperature > 0.1 else temperature, seed))),
         ("sampling-twice", "the temperature is applied twice",
          change_temperature_and_seed(lambda temperature, seed: (temperature**2, seed))),
         ("sampling-wide-nucleus", "the least likely 5 % of tokens are left out",

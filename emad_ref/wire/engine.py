@@ -63,7 +63,6 @@ REFUSALS = (400, 404, 405, 415, 422, 501)  # statuses by which a server refuses 
 LOADING, LOADING_S = 503, 2.0  # status of a server that loads its model, and seconds until the next request
 EVENTS = "text/event-stream"
 ALIVE_S = 10.0  # seconds for one token, after a request hung
-WHOLE_AT_ONCE = 8  # least tokens of an answer in a single event that counts as not streamed
 SEED_STEP = 1_000_003  # between the seeds of two parts of an answer
 SAME_VALUE = 1e-4  # nats; two reports of one log-probability may be rounded differently
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -588,8 +587,6 @@ class EngineClient:
         seconds = np.repeat([seconds for seconds, _ in timed], held)
         # an omitted stop token is known when the last event arrives
         seconds = np.append(seconds, [timed[-1][0]] * max(0, len(tokens) - len(seconds)))[: len(tokens)]
-        if sum(map(bool, held)) == 1 and len(tokens) >= WHOLE_AT_ONCE:
-            raise Unsupported(f"the server sends all {len(tokens)} tokens of an answer in one event")
         return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.parse_text(reply)))
 
     def draft_counts(self) -> DraftCounts:

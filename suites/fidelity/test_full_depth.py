@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.sampling import choose_open_prompts
 from emad_ref.audit.token_comparison import prompts_and_predicted_tokens
 from emad_ref.audit.tolerances import check_declared_noise, find_first_excess
 from emad_ref.measurements.model_measurements import ModelMeasurements
@@ -14,12 +15,16 @@ from pytest_emad.suite_support import AuditFindingGate
 NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8
 TEXTS, FEWEST_TEXTS, TEXT = 32, 4, 32  # texts of so many tokens, of which every beginning may be a prompt
 MOST_SAID, TOGETHER = 256, 16  # such prompts, and those of a request
+NEAR_TIES, SEEDS = 32, 2  # prompts of which another token is nearly as likely, and seeds under which they are sent
 
 
 def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
-    """Continues a few prompts, then once each token that the model emits after text and after random tokens."""
+    """Continues a few prompts, then once each token that the model emits after text and after random tokens.
+
+    Prompts of which the second token is nearly as likely show a decoder that draws at a small temperature.
+    """
     subject = emad_evidence.subject
     prompts, new = subject.make_equal_prompts(PROMPTS, LENGTH), subject.scale_by_audit_share(NEW, FEWEST_NEW)
     with subject.open_decoder(subject.full_depth_point, max_rows=PROMPTS) as decoder:
@@ -31,14 +36,18 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(
     drawn, _ = subject.draw_prompts_with_continuations(emad_rng, [min(TEXT, subject.window_size - 1)] * texts, 1)
     read = [each.tokens for each in drawn]
     read += [np.append(text[:1], emad_rng.integers(0, subject.stepper.vocabulary_size, len(text) - 1)) for text in read]
-    prompts, wanted = prompts_and_predicted_tokens(subject.reference_lens, read, MOST_SAID)
-    with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER) as decoder:
-        said = [
-            emitted.tolist()
-            for first in range(0, len(prompts), TOGETHER)
-            for emitted in decoder.generate(prompts[first : first + TOGETHER], 1, frozenset()).emitted
-        ]
-    emad_audit.require_same_tokens(prompts, said, wanted, declared=declared)
+    lens = subject.reference_lens
+    prompts, wanted = prompts_and_predicted_tokens(lens, read, MOST_SAID)
+    near = choose_open_prompts(lens, read, subject.scale_by_audit_share(NEAR_TIES, TOGETHER), 0.0, subject.tolerance)
+    best = [[int(lens(prompt.tokens).last_layer[-1].argmax())] for prompt in near]
+    for seed, (asked, expected) in enumerate([(prompts, wanted), *([(near, best)] * SEEDS if near else [])]):
+        with subject.open_decoder(subject.full_depth_point, max_rows=TOGETHER, seed=seed) as decoder:
+            said = [
+                emitted.tolist()
+                for first in range(0, len(asked), TOGETHER)
+                for emitted in decoder.generate(asked[first : first + TOGETHER], 1, frozenset()).emitted
+            ]
+        emad_audit.require_same_tokens(asked, said, expected, declared=declared)
 
 
 def test_last_layer_readout_is_the_models_distribution(

@@ -5,9 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.sampling import SampledRecord, check_sampling, choose_early_stop_tokens
+from emad_ref.audit.sampling import (
+    SampledRecord,
+    check_sampling,
+    choose_early_stop_tokens,
+    choose_open_prompts,
+    draw_temperature,
+)
 from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.protocol import Capabilities
+from emad_ref.protocol import Capabilities, Prompt
 from pytest_emad.suite_support import AuditFindingGate
 
 DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
@@ -16,9 +22,11 @@ FEWEST_NEW = {"hot": 8, "cold": 12}  # of a large model: hot, nearly every token
 # at full depth a cold distribution leaves fewer tokens open, and a temperature that is off by 6 % shows in 4,000 tokens
 SEEDS = {"hot": 4, "hot, full": 16, "cold": 2, "cold, full": 4}
 MOST_LOGITS, FEWEST_SEEDS = 2**28, 10  # held at once (2 GiB), and seeds below which no vocabulary brings their number
-COLDER, COLDEST = 8, 6  # nearly greedy, where a penalty of few logits shows soonest; seeds there
-OWN_SEEDS, OWN_COLDEST = 4, 2  # at most: our decoder samples by one rule from logits that other audits compare
-TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
+TEMPERATURES = {"hot": (1.6, 2.0), "cold": (0.4, 0.7)}  # a tail is drawn, and servers take up to 2; where 1 is too hot
+COLDEST = ((0.0, 0.05), (0.1, 0.2))  # between round numbers, where servers round, clamp or decode greedily
+COLDEST_SEEDS, COLDEST_PROMPTS, COLDEST_NEW = 16, 16, 2  # tokens of neighbours are compared, hence two
+TEXTS, FEWEST_TEXTS, TEXT = 32, 8, 32  # texts of so many tokens, whose beginnings are searched for those prompts
+OWN_SEEDS, OWN_COLDEST = 4, 4  # at most: our decoder samples by one rule from logits that other audits compare
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -32,19 +40,19 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
 ) -> None:
     """The first two rows share a prompt. The first seed is used twice, and once more while rows end early.
 
-    Full depth is also sampled at an eighth of the lowest temperature, where only the argmax is likely: a decoder that
-    clamps the temperature shows there.
+    Full depth is also sampled at two temperatures below 0.2, after prompts with two tokens or more that stay likely
+    there: a decoder that rounds or clamps the temperature, or decodes greedily, shows.
     """
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
-    temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
+    temperature = draw_temperature(emad_rng, *TEMPERATURES[warmth])
     different = subject.scale_by_audit_share(DIFFERENT, FEWEST)
     new = subject.scale_by_audit_share(NEW, FEWEST_NEW[warmth])
     prompts, _ = subject.draw_prompts_with_continuations(
         emad_rng, subject.draw_short_lengths(emad_rng, different, new), 1
     )
     prompts = [prompts[0], *prompts]
-    seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST
+    seeds, coldest_seeds = SEEDS[f"{warmth}, full" if full else warmth], COLDEST_SEEDS
     if subject.has_reference_decoder:
         seeds = subject.scale_by_audit_share(min(seeds, OWN_SEEDS), 2)
         coldest_seeds = subject.scale_by_audit_share(OWN_COLDEST, 1)
@@ -52,23 +60,32 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, seeds, replace=False))
 
     def drawn(
-        seed: int, stop: frozenset[int] = frozenset(), asked: float = temperature
+        asked: float, rows: list[Prompt], length: int, seed: int, stop: frozenset[int] = frozenset()
     ) -> tuple[SampledRecord, Capabilities]:
-        with subject.open_decoder(point, max_rows=len(prompts), temperature=asked, seed=seed) as decoder:
-            return (seed, decoder.generate(prompts, new, stop)), decoder.capabilities
+        with subject.open_decoder(point, max_rows=len(rows), temperature=asked, seed=seed) as decoder:
+            return (seed, decoder.generate(rows, length, stop)), decoder.capabilities
 
-    records = [drawn(seed)[0] for seed in (*others, first, first)]
+    records = [drawn(temperature, prompts, new, seed)[0] for seed in (*others, first, first)]
     stop = choose_early_stop_tokens(records[-1][1].emitted)
-    ended, capabilities = drawn(first, stop)
+    ended, capabilities = drawn(temperature, prompts, new, first, stop)
     finding = check_sampling(
         records, subject.reference_lens, point, prompts, new, temperature, capabilities, emad_rng, subject.tolerance,
         ended=ended, stop=stop,
     )  # fmt: skip
     emad_audit(finding)
-    if full and warmth == "cold":
-        coldest = [
-            drawn(seed, asked=temperature / COLDER)[0]
+    if not full or warmth != "cold":
+        return
+    texts, _ = subject.draw_prompts_with_continuations(
+        emad_rng, [min(TEXT, subject.window_size - COLDEST_NEW)] * subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS), 1
+    )
+    for low, high in COLDEST:
+        coldest = draw_temperature(emad_rng, low, high, step=high - low)
+        asked = choose_open_prompts(
+            subject.reference_lens, [each.tokens for each in texts], COLDEST_PROMPTS, coldest, subject.tolerance
+        )
+        records = [
+            drawn(coldest, asked, COLDEST_NEW, seed)[0]
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
-        given = point, prompts, new, temperature / COLDER, capabilities, emad_rng, subject.tolerance
-        emad_audit(check_sampling(coldest, subject.reference_lens, *given, needed=0))
+        given = point, asked, COLDEST_NEW, coldest, capabilities, emad_rng, subject.tolerance
+        emad_audit(check_sampling(records, subject.reference_lens, *given, needed=COLDEST_PROMPTS))

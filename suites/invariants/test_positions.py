@@ -32,6 +32,7 @@ from pytest_emad.suite_support import AuditFindingGate
 FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": draw_long_lengths, "edges": draw_buffer_edge_lengths}
 LAST = {1: 16, 2: 8}  # new tokens that a prompt leaves room for, and rows: a cut changes one token in ten
+ENDING = ((3, 16), (17, 33))  # new tokens with which two more rows end there: drafts of usual lengths pass the end
 OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
 AFTER_BLOCKS = 8  # new tokens after prompts that end at the edges of blocks: one token that was not read shows late
 ROWS = 8  # prompts of a request that end at the edges of blocks
@@ -130,8 +131,8 @@ def test_generation_holds_far_into_the_window(
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power.
 
     Full depth also takes prompts that leave room for one or two tokens: a server may truncate long ones. Decoders other
-    than the reference may offer no sessions, so they also take prompts that end at the edges of blocks, and rows that
-    pass every position token by token.
+    than the reference may offer no sessions, so they also take prompts that end at the edges of blocks, rows that pass
+    every position token by token, and rows of several tokens that end with the window, where drafts may pass its end.
     """
     subject = emad_evidence.subject
     point = subject.full_depth_point if full else emad_evidence.replay_validity.probing_point
@@ -142,6 +143,8 @@ def test_generation_holds_far_into_the_window(
             ([subject.audited_window_size - room] * (rows if others else 1), room) for room, rows in LAST.items()
         ]
     if others:
+        rooms = [int(emad_rng.integers(least, most + 1)) for least, most in ENDING]
+        requests += [([subject.audited_window_size - room] * 2, room) for room in rooms]
         ends = draw_block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:

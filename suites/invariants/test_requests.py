@@ -17,6 +17,7 @@ from emad_ref.audit.requests import (
     VARIATIONS,
     check_and_time_streams,
     check_batch_sizes,
+    check_nested_prompts,
     check_repeated_requests,
     check_requests_between_session_steps,
     check_row_endings,
@@ -24,10 +25,13 @@ from emad_ref.audit.requests import (
     check_shared_prefixes,
     check_simultaneous_requests,
     check_simultaneous_samples,
+    check_special_tokens,
 )
+from emad_ref.audit.sampling import draw_temperature
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
+from emad_ref.report.provenance import STREAMING
 from emad_ref.report.tables import STREAM_TIMES, stream_latency_rows
 from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import AuditFindingGate
@@ -42,10 +46,13 @@ FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 SHARED_BLOCKS = (136, 200)  # the same, of several blocks of any usual prefix cache (16 to 64 tokens)
 SHARED_HALVES = (264, 320)  # the same, of two blocks of the largest usual ones (128 tokens)
+NESTED = (64, 136, 200)  # tokens of texts of which a request holds many beginnings: some blocks of usual sizes
+UNSEEN = 4  # random ids before them, so that no cache holds them
+SPECIAL, SPECIAL_IDS = 16, 5  # tokens of a prompt with special ids, and most such ids
 ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
 SIMULTANEOUS = 8  # prompts of requests that are sent at once
 SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
-HOT = (2.2, 3.2)  # their temperatures: most tokens are open
+HOT = (1.6, 2.0)  # their temperatures: most tokens are open, and servers refuse more than 2
 STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
 REPEATED, FEWEST_REPEATED = 8, 6  # rows whose order, company and length of prompt vary
 TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
@@ -90,7 +97,8 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
 ) -> None:
     """Cases ``full`` also take prompts of several blocks; the reference decoder keeps none between requests.
 
-    The reference decoder generates fewer tokens if these distinguish enough prompts.
+    They take many beginnings of one text in one request, and prompts that begin or end with special tokens, too. The
+    reference decoder generates fewer tokens if these distinguish enough prompts.
     """
     subject, full = emad_evidence.subject, case != "probing"
     point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.has_reference_decoder
@@ -113,6 +121,19 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
                 if finding.passed is not None:
                     break
             emad_audit(finding)
+    if case != "full":
+        return
+    lengths = [min(length, subject.window_size - BATCHED) for length in NESTED]
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER[-1]) as (
+        under_test,
+        (*nested, special),
+        _,
+    ):
+        unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, (len(nested), UNSEEN))
+        texts = [np.concatenate([ids, each.tokens[UNSEEN:]]) for ids, each in zip(unseen, nested, strict=True)]
+        emad_audit(check_nested_prompts(under_test, texts, BATCHED, emad_rng))
+        ids = subject.special_tokens[:SPECIAL_IDS]
+        emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
 
 
 def test_repeated_and_reordered_requests_get_the_same_answers(
@@ -143,7 +164,7 @@ def test_requests_at_once_get_the_answers_that_each_gets_alone(
         _,
     ):
         emad_audit(check_simultaneous_requests(under_test, prompts, NEW, emad_rng))
-    temperature = float(emad_rng.uniform(*HOT))
+    temperature = draw_temperature(emad_rng, *HOT)
     seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
 
     def open_sampled(seed: int, asked: float) -> AbstractContextManager[Decoder]:
@@ -168,7 +189,7 @@ def test_streamed_tokens_are_those_of_whole_answers(
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder streams nothing")
-    temperature = float(emad_rng.uniform(*HOT))
+    temperature = draw_temperature(emad_rng, *HOT)
 
     def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
         return subject.open_decoder(subject.full_depth_point, temperature=temperature, seed=seed)
@@ -179,7 +200,11 @@ def test_streamed_tokens_are_those_of_whole_answers(
         prompts,
         _,
     ):
-        finding, arrivals = check_and_time_streams(under_test, prompts, STREAMED_NEW)
+        try:
+            finding, arrivals = check_and_time_streams(under_test, prompts, STREAMED_NEW)
+        except Unsupported as refusal:
+            refusal.features = (STREAMING,)  # also where the answers show it, and no call was declined
+            raise
         emad_audit(finding)
         seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
         try:

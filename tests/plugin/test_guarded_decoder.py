@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from emad_ref.protocol import Capabilities, Prompt, Step, Unsupported
+from emad_ref.protocol import Capabilities, Prompt, Step, TokenArrivals, Unsupported
 from emad_ref.record import Record, TokenTable, Work
 from pytest_emad.guarded_decoder import (
     CallTimeLimit,
@@ -241,6 +242,17 @@ def test_a_decoder_without_streams_or_threads_declines_by_name(call: str, featur
     assert refusal.value.features == (feature,)
     assert counts == [(feature, True)]
     assert not hasattr(decoder, "draft_counts"), "a missing feature must be absent"
+
+
+@pytest.mark.parametrize(("seconds", "declined"), [((0.1, 0.2), False), ((0.2, 0.2), True)])
+def test_an_answer_counts_as_streamed_if_it_arrives_in_parts(seconds: tuple[float, float], declined: bool) -> None:
+    """A feature that is answered once is offered, so answers that arrive at once at times do no harm."""
+    counts: list[tuple[str, bool]] = []
+    found = [TokenArrivals(np.arange(2), np.array(seconds), 0.3)]
+    streams = SimpleNamespace(token_arrivals=lambda *request: found)
+    decoder = GuardedDecoder(streams, NO_LIMIT, lambda *seen: counts.append(seen))  # type: ignore[arg-type]
+    assert decoder.token_arrivals(PROMPTS, 2, frozenset(), True) == found
+    assert counts == [("streaming", declined)]
 
 
 def test_whole_answers_of_a_decoder_that_streams_count_as_no_stream() -> None:

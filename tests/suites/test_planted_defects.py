@@ -11,17 +11,19 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pytest
 import torch
 
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import open_model
@@ -30,8 +32,9 @@ from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
 from emad_ref.mutants.catalogue import CATALOGUE
 from emad_ref.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
-from emad_ref.protocol import Unsupported
-from emad_ref.record import Record
+from emad_ref.protocol import Prompt, Request, Unsupported
+from emad_ref.record import Ints, Record
+from emad_ref.token_decoder import Completion, TokenDecoder
 from pytest_emad.suite_support import AuditFindingGate
 
 STUDY = Study(corpus="world:premise")
@@ -127,6 +130,97 @@ def test_one_token_that_is_never_said_is_missed(loaded: LoadedModel, known: dict
     test = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
     (said,) = complaints(judged(loaded, known, mutate(sampler={"pick_next_tokens": ban})), test)
     assert f"expected {token} " in said
+
+
+# ---------------------------------------------------------------- defects that inference engines had
+
+POSITIONS = "invariants/test_positions.py::test_generation_holds_far_into_the_window"
+PREFIXES = "invariants/test_requests.py::test_prompts_that_share_a_beginning_are_read_to_their_ends"
+BLOCK, PADDING, MOST_DRAFTED = 16, 0, 16
+
+
+class PlainEngine(TokenDecoder):
+    """A correct engine: token ids in and out. ``read`` changes what it reads of a request, ``cut`` what it returns."""
+
+    blocks: ClassVar[set[bytes]] = set()  # of all requests so far
+
+    def __init__(self, request: Request):
+        super().__init__(request)
+        stepper = request.model.load().stepper
+        self.window = stepper.max_positions
+        self.decoder = WalkedDecoder(stepper, request.point, max_rows=request.max_rows)
+
+    def read(self, prompts: Sequence[Ints], max_new: int) -> Sequence[Ints]:
+        return prompts
+
+    def cut(self, prompt: Ints, tokens: Ints, max_new: int) -> Ints:
+        return tokens
+
+    def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
+        record = self.decoder.generate([Prompt(row) for row in self.read(prompts, max_new)], max_new, stop)
+        rows = zip(prompts, record.emitted, record.stop, strict=True)
+        return [Completion(self.cut(prompt, row, max_new), why == "stop token") for prompt, row, why in rows]
+
+
+class SharesUnfilledBlocks(PlainEngine):
+    """OpenVINO GenAI 2026.4.1: of 16 rows that ask for one token, a new block of another row is read unfilled."""
+
+    def read(self, prompts: Sequence[Ints], max_new: int) -> Sequence[Ints]:
+        rows, new = [], set[bytes]()
+        for prompt in prompts:
+            row = prompt.copy()
+            for end in range(BLOCK, len(prompt), BLOCK):
+                key = prompt[:end].tobytes()
+                if key in new and max_new == 1 and len(prompts) >= 16:
+                    row[end - 1] = PADDING
+                elif key not in self.blocks:
+                    new.add(key)
+            rows.append(row)
+        self.blocks.update(new)
+        return rows
+
+
+class EndsWithItsDraft(PlainEngine):
+    """llama.cpp: a row of few tokens ends two tokens early where its draft passes the end of the window."""
+
+    def cut(self, prompt: Ints, tokens: Ints, max_new: int) -> Ints:
+        early = 2 < max_new <= MOST_DRAFTED and len(prompt) + max_new == self.window
+        return tokens[:-2] if early else tokens
+
+
+class MasksPadding(PlainEngine):
+    """ONNX Runtime GenAI 0.18: a prompt's last tokens are masked if they equal the padding's id."""
+
+    def read(self, prompts: Sequence[Ints], max_new: int) -> Sequence[Ints]:
+        return [row[: max(1, 1 + int(np.flatnonzero(row != PADDING).max(initial=0)))] for row in prompts]
+
+
+class StripsOpening(PlainEngine):
+    """A prompt's own opening token is dropped."""
+
+    def read(self, prompts: Sequence[Ints], max_new: int) -> Sequence[Ints]:
+        return [row[1:] if len(row) > 1 and row[0] == PADDING else row for row in prompts]
+
+
+@pytest.mark.parametrize(
+    ("made", "test", "words"),
+    [
+        (PlainEngine, POSITIONS, ""),
+        (PlainEngine, PREFIXES, ""),
+        (SharesUnfilledBlocks, PREFIXES, "audit nested prompts: row .* emitted"),
+        (EndsWithItsDraft, POSITIONS, r"but max_new=\d+ and the stop tokens give"),
+        (MasksPadding, PREFIXES, "audit special tokens: row .* emitted"),
+        (StripsOpening, PREFIXES, "audit special tokens: row .* emitted"),
+    ],
+)
+def test_a_defect_of_an_engine_is_named(
+    loaded: LoadedModel, known: dict[str, Any], made: type[PlainEngine], test: str, words: str
+) -> None:
+    said = ""
+    with suppress(Unsupported):  # of exits and sessions, behind the case at full depth
+        said = next(complaints(judged(loaded, known, made), test), "")
+    assert bool(said) is bool(words), said
+    assert re.search(words, said), said
 
 
 DEFECT_ATTEMPTS = 3

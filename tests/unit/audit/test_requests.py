@@ -277,6 +277,32 @@ def test_threads_and_streams_of_a_decoder_in_this_process(made: type[Threaded], 
     assert re.search(words, finding.detail), finding.detail
 
 
+class Merging(Threaded):
+    """All tokens of a streamed answer arrive at once, but for the answer of number ``but`` among all."""
+
+    def __init__(self, but: int | None) -> None:
+        super().__init__()
+        self.but, self.answered = but, 0
+
+    def token_arrivals(self, *arguments: Any) -> list[TokenArrivals]:
+        found = []
+        for each in super().token_arrivals(*arguments):
+            self.answered += 1
+            merged = replace(each, seconds=np.full(len(each.tokens), each.whole_s))
+            found.append(each if self.answered == self.but else merged)
+        return found
+
+
+def test_streams_are_judged_over_all_answers_of_a_test() -> None:
+    """A process that lags merges tokens: one answer in parts among many shows that the decoder streams."""
+    asked = DecoderUnderTest(Merging(50), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
+    finding, arrivals = check_and_time_streams(asked, PROMPTS, 2 * NEW)
+    assert finding.passed, finding.detail
+    assert sum(each.came_in_parts for count, rows in arrivals.items() if count for each in rows) == 1
+    with pytest.raises(Unsupported, match="arrive at once"):
+        check_and_time_streams(replace(asked, decoder=Merging(None)), PROMPTS, 2 * NEW)
+
+
 def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None:
     plain = under_test(CachedDecoder, full_depth(LAYERS))
     rng = np.random.default_rng(0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,8 +11,20 @@ import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.sampling import SampledRow, _require_drawn, _require_seeded, check_sampling
+from emad_ref.audit.reference_logits import LogitLens
+from emad_ref.audit.requests import COOLER
+from emad_ref.audit.sampling import (
+    SampledRow,
+    _require_drawn,
+    _require_seeded,
+    check_sampling,
+    choose_open_prompts,
+    draw_temperature,
+)
+from emad_ref.measurements.engine import TEMPERATURES as TEMPERATURES_OF_CLAIMS
 from emad_ref.protocol import Capabilities, Prompt
+from suites.fidelity import test_sampling
+from suites.invariants import test_requests
 from tests.decoders.audited_model import drawn, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 
@@ -40,6 +52,54 @@ def checked(
 def test_honest_draws_pass() -> None:
     finding = checked(CachedDecoder)
     assert finding.passed is True, finding.detail
+
+
+@pytest.mark.parametrize(("low", "high", "step"), [(1.6, 2.0, 0.1), (0.4, 0.7, 0.1), (0.0, 0.05, 0.05)])
+def test_temperatures_are_within_their_limits_and_far_from_round_ones(low: float, high: float, step: float) -> None:
+    rng = np.random.default_rng(0)
+    found = np.array([draw_temperature(rng, low, high, step) for _ in range(200)])
+    assert (found > low).all()
+    assert (found < high).all()
+    assert (np.abs(found / step - np.round(found / step)) > 0.34).all()
+    assert len(np.unique(np.floor(found / step))) == round((high - low) / step)
+
+
+def test_the_suites_ask_for_temperatures_that_servers_take() -> None:
+    drawn = [*test_sampling.TEMPERATURES.values(), *test_sampling.COLDEST, test_requests.HOT]
+    assert all(0 <= low < high <= 2 for low, high in drawn)
+    assert min(COOLER, *TEMPERATURES_OF_CLAIMS) > 0
+    assert max(TEMPERATURES_OF_CLAIMS) <= 2
+
+
+def test_open_prompts_are_those_at_which_a_draw_tells_most_about_the_temperature() -> None:
+    """Two tokens: the information is highest at a lead of 2.4 T, and 0 at a tie and at certainty."""
+    leads = np.array([0.0, 0.24, 5.0, 0.001, 0.1, 1.0, 0.5])
+    logits = np.stack([leads, np.zeros(7), np.full(7, -99.0)], axis=-1)[:, None]
+    texts = [np.arange(7)]
+
+    def lengths(count: int, temperature: float, tolerance: float, lens: LogitLens) -> list[int]:
+        return [len(each.tokens) for each in choose_open_prompts(lens, texts, count, temperature, tolerance)]
+
+    plain = LogitLens(lambda tokens: logits[: len(tokens)])
+    assert lengths(2, 0.1, 0.0, plain) == [2, 5]
+    assert lengths(3, 0.0, 0.01, plain) == [5, 2, 7], "ties within the tolerance are left out"
+    assert lengths(9, 0.0, 2.0, plain) == []
+
+    @dataclass(frozen=True)
+    class Rounding(LogitLens):
+        def max_rounding_error(self, tokens: np.ndarray, layers: Sequence[int]) -> float:
+            return float(len(tokens) == 2)
+
+    assert lengths(2, 0.1, 0.1, Rounding(plain.logits)) == [5, 7]
+
+
+def test_noise_beyond_all_probabilities_explains_greedy_tokens() -> None:
+    """e^(2ε/T) must stay finite: a stated bfloat16 at a low temperature."""
+    logits = np.tile([1.0, *[0.0] * 24], (64, 1))
+    tally = Tally("sampling", 0)
+    with tally:
+        _require_drawn(tally, [SampledRow(1, 0, np.zeros(64, dtype=np.int64), logits)], 0.02, 10.0)
+    assert tally.complaint is None
 
 
 def test_noise_that_is_declared_widens_the_test_of_the_distribution() -> None:

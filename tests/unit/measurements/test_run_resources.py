@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from emad_ref.audit.tolerances import check_declared_noise, tolerance
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.measurements.model_under_test import ModelUnderTest
@@ -37,7 +38,9 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from emad_ref.screening.settings import compute_traced_token_flops
+from emad_ref.wire.address import parse_address
 from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.engine_server import Engine, serve
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.model_mutating import AROUND, CHANGES, careless, meddling, sleep_briefly
 from tests.decoders.model_mutating import change_a_weight as change
@@ -345,6 +348,22 @@ def told_of(distant, asked, loaded):
     """Return the model as the other side received it."""
     distant.make(Request(ModelRef(loaded.name, lambda: loaded), full_depth(loaded.geometry.layers)))
     return asked[-1].header["model"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", None])
+def test_a_stated_precision_declares_no_more_noise_than_is_allowed(dtype):
+    """The table's row for bfloat16 is 0.8, more than rounding can need on small logits."""
+    loaded = load("random:emad-nano")
+    with serve(Engine(lambda *request: ([0], False), window=loaded.stepper.max_positions)) as url:
+        distant = RemoteDecoders(parse_address(url, Path(), "decoder"), 10, dtype)
+        subject = ModelUnderTest(loaded, Study(), RunResources(distant.make))
+        with subject.open_decoder(subject.full_depth_point) as decoder:
+            noise = decoder.capabilities.logit_noise
+        distant.close()
+    assert check_declared_noise(noise, subject.max_declarable_noise).passed
+    by_table = 0.0 if dtype is None else tolerance("gpt_neox", dtype, "cuda")
+    assert noise == min(by_table, subject.max_declarable_noise)
+    assert (noise < by_table) == (dtype == "bfloat16")
 
 
 def test_a_bundled_model_lies_where_it_is():

@@ -924,7 +924,7 @@ def test_another_answer_after_a_retry_is_refuted(forgets: bool) -> None:
         ("whole", "answers stream=true with application/json"),
         ("refused", "refuses stream=true .status 400"),
         ("text", "streams text without token ids"),
-        ("one event", "sends all 12 tokens of an answer in one event"),
+        ("one event", "all tokens of each streamed answer arrive at once"),
     ],
 )
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
