@@ -71,6 +71,7 @@ FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the 
 SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
 TEMPERATURES = np.geomspace(0.01, 5.0, 100)  # candidates for the best fit
 FROM_STEPS = 0.35  # least distance of a drawn temperature to the round numbers around it, in their steps
+SEARCHED = 4  # prompts whose rounding is measured, for each that is needed
 CLEAR_LEAD = 4.0  # lead of a greedy token in tolerances: twice as much as rounding of both logits can take away
 LARGEST_EXPONENT = 500.0  # of ratios of probabilities: noise beyond it explains everything, and exp stays finite
 
@@ -107,7 +108,7 @@ def choose_open_prompts(
         for at in np.flatnonzero(np.isfinite(told)).tolist():
             found[text[: at + 1].tobytes()] = float(told[at]), text[: at + 1]
     chosen: list[Prompt] = []
-    for _, tokens in sorted(found.values(), key=lambda each: -each[0]):
+    for _, tokens in sorted(found.values(), key=lambda each: -each[0])[: SEARCHED * count]:
         if len(chosen) == count:
             break
         if lens.max_rounding_error(tokens, [lens(tokens[:1]).layers]) <= tolerance:

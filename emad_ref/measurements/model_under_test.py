@@ -222,11 +222,11 @@ class ModelUnderTest:
 
     @property
     def special_tokens(self) -> list[int]:
-        """Ids that a decoder may treat in a special way: of openings, ends and padding, the first and the last id."""
-        config, known = self.loaded.model.config, getattr(self.loaded.tokenizer, "all_special_ids", ())
-        ids = {0, self.stepper.vocabulary_size - 1, self.opening_token, config.pad_token_id, *self.stop_tokens}
-        named = [*sorted(id for id in ids if id is not None), *known]
-        return [id for id in dict.fromkeys(named) if 0 <= id < self.stepper.vocabulary_size]
+        """Ids of openings, ends, padding and unknown text, and 0: a decoder may treat them in a special way."""
+        named = (getattr(self.loaded.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
+        padding = getattr(self.loaded.model.config, "pad_token_id", None)
+        ids = (0, self.opening_token, padding, *named, *sorted(self.stop_tokens))
+        return [id for id in dict.fromkeys(ids) if id is not None and 0 <= id < self.stepper.vocabulary_size]
 
     def iterate_documents(self, split: Split) -> Iterator[Ints | LazyDocumentTokens]:
         """Documents of the run's corpus, int64, without the opening token; cached, endless if generated.

@@ -14,6 +14,7 @@ from emad_ref.audit.sampling import (
 )
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.protocol import Capabilities, Prompt
+from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import AuditFindingGate
 
 DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
@@ -34,6 +35,7 @@ OWN_SEEDS, OWN_COLDEST = 4, 4  # at most: our decoder samples by one rule from l
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     emad_evidence: ModelMeasurements,
     emad_audit: AuditFindingGate,
+    emad_record: Recorder,
     emad_rng: np.random.Generator,
     warmth: str,
     full: bool,
@@ -83,6 +85,9 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
         asked = choose_open_prompts(
             subject.reference_lens, [each.tokens for each in texts], COLDEST_PROMPTS, coldest, subject.tolerance
         )
+        if not asked:
+            emad_record.record_note(f"temperature {coldest:.3f} is not judged: rounding decides what is drawn there")
+            continue
         records = [
             drawn(coldest, asked, COLDEST_NEW, seed)[0]
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()

@@ -123,7 +123,8 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
             emad_audit(finding)
     if case != "full":
         return
-    lengths = [min(length, subject.window_size - BATCHED) for length in NESTED]
+    texts_asked = NESTED[: subject.scale_by_audit_share(len(NESTED), 1)]
+    lengths = [min(length, subject.window_size - BATCHED) for length in texts_asked]
     with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER[-1]) as (
         under_test,
         (*nested, special),
@@ -132,7 +133,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, (len(nested), UNSEEN))
         texts = [np.concatenate([ids, each.tokens[UNSEEN:]]) for ids, each in zip(unseen, nested, strict=True)]
         emad_audit(check_nested_prompts(under_test, texts, BATCHED, emad_rng))
-        ids = subject.special_tokens[:SPECIAL_IDS]
+        ids = subject.special_tokens[: subject.scale_by_audit_share(SPECIAL_IDS, 2)]
         emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
 
 
