@@ -22,16 +22,18 @@ LAYERS, HEADS, KV_HEADS = 2, 4, 2
 PACKAGE, VERSION, MEMBER = "tiny-weights", "1.0", "tiny_weights/tiny.gguf"
 
 
-def small_llama() -> Any:
-    """Return a random Llama with tied embeddings, in rows of 32 numbers as Q4_1 packs them."""
-    config = transformers.LlamaConfig(
+def small_llama(family: str = "llama", **others: Any) -> Any:
+    """Return a random Llama, or a model like it, with tied embeddings, in rows of 32 numbers as Q4_1 packs them."""
+    config = transformers.AutoConfig.for_model(
+        family,
         vocab_size=len(TOKENS), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=64, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, bos_token_id=1, eos_token_id=2,
+        **others,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config).eval()
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.ndim > 1 else 1)  # far enough from zero that logits differ
@@ -45,6 +47,12 @@ class _Writer(gguf.GGUFWriter):
         self.other = other
         super().__init__(path, architecture)
 
+    def add_others(self) -> None:
+        """Add the keys of ``other`` that replaced none."""
+        for key in [key for key in self.other if "." in key and self.other[key] is not None]:
+            if key not in self.kv_data[0]:
+                self.add_key_value(key, None, gguf.GGUFValueType.STRING)
+
     def add_key_value(self, key: str, val: Any, vtype: gguf.GGUFValueType, sub_type: Any = None) -> None:
         if key in self.other:
             val, sub_type = self.other[key], None
@@ -55,8 +63,11 @@ class _Writer(gguf.GGUFWriter):
 
 
 def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path:
-    """Write ``model``; ``kind``: gguf's type of the matrices; ``fields``: ``pre``, ``architecture``, or metadata."""
-    config, architecture = model.config, fields.get("architecture", "llama")
+    """Write ``model``; ``kind``: gguf's type of the matrices.
+
+    ``fields``: ``pre``, ``architecture``, ``tensors`` by name that stand beside the model's, or metadata by key.
+    """
+    config, architecture = model.config, fields.get("architecture", model.config.model_type)
     writer = _Writer(path, architecture, fields)
     writer.add_name("Tiny")
     writer.add_vocab_size(config.vocab_size)
@@ -67,7 +78,7 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_rope_freq_base(100000.0)
-    writer.add_rope_dimension_count(config.hidden_size // HEADS)
+    writer.add_rope_dimension_count(getattr(config, "head_dim", None) or config.hidden_size // HEADS)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(fields.get("pre", "smollm"))
@@ -78,7 +89,11 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    for name, tensor in _tensors(model):
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    writer.add_others()
+    for name, tensor in [*_tensors(model), *fields.get("tensors", {}).items()]:
         stored = gguf.GGMLQuantizationType[kind if tensor.ndim > 1 else "F32"]
         packed = tensor.astype(np.int8) if stored.name == "I8" else gguf.quantize(tensor, stored)
         writer.add_tensor(name, packed, raw_dtype=stored)
@@ -92,6 +107,7 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **fields: Any) -> Path
 PARTS = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 
@@ -104,9 +120,14 @@ def _tensors(model: Any) -> list[tuple[str, np.ndarray]]:
     ]
     for layer in range(LAYERS):
         for theirs, ours in PARTS.items():
-            tensor = held[f"model.layers.{layer}.{ours}.weight"]
-            heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(theirs)
-            found.append((f"blk.{layer}.{theirs}.weight", tensor if heads is None else _paired(tensor, heads)))
+            for part in ("weight", "bias"):
+                if (tensor := held.get(f"model.layers.{layer}.{ours}.{part}")) is not None:
+                    heads = (
+                        {"attn_q": HEADS, "attn_k": KV_HEADS}.get(theirs)
+                        if model.config.model_type == "llama"
+                        else None
+                    )
+                    found.append((f"blk.{layer}.{theirs}.{part}", tensor if heads is None else _paired(tensor, heads)))
     return found
 
 

@@ -6,7 +6,6 @@ and together with other rows, repeatedly, token by token, sampled, and with coun
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.measurements.model_under_test import ModelUnderTest
+from emad_ref.models.loading import copy_in_dtype
 from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
@@ -158,7 +158,7 @@ class EngineAnswers:
     @torch.inference_mode()
     def _twin(self, dtype: str, shown: Sequence[TokenLogProbs], expected: Sequence[Floats]) -> tuple[float, float]:
         """Mean KL and mean |Δ log p| of the folder's model in ``dtype``, on some of the same tokens."""
-        model = copy.deepcopy(self._subject.loaded.model).to(getattr(torch, dtype))
+        model = copy_in_dtype(self._subject.loaded.model, getattr(torch, dtype))
         found = []
         for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
             history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]

@@ -19,6 +19,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import (
@@ -50,6 +51,7 @@ from emad_ref.models.stepper import (
     CHECKED_TOKENS,
     FIRST_TABLE,
     LegacyStepperAliases,
+    checked_pieces,
     get_decoder_submodule_by_name,
     model_logits,
     require_backend,
@@ -414,10 +416,14 @@ class CausalStepper(LegacyStepperAliases):
             torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1)
             % self.vocabulary_size
         )
-        theirs = model_logits(self.model, self.device, input_ids=ids)
-        require_stepper_matches_model(
-            self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
-        )
+        theirs, stepped = model_logits(self.model, self.device, input_ids=ids), None
+        if self.geometry.experts:  # rounding may choose other experts: the model's own cache moves its logits, too
+            cache = DynamicCache(config=self.config)
+            pieces = (ids[:, start:end] for start, end in checked_pieces(ids))
+            own = [model_logits(self.model, self.device, input_ids=ids, past_key_values=cache) for ids in pieces]
+            stepped = torch.cat(own, dim=1)
+        empty = self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
+        require_stepper_matches_model(self, self.config.model_type, ids, theirs, None, empty, stepped)
 
 
 def _config_number(config: Any, key: str | None) -> float | None:

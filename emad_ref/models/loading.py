@@ -13,7 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -258,7 +260,7 @@ def load(
     model, tokenizer, file_facts = _MAKERS[source.kind](source, name, precision, commit, seed)
     if precision == torch.float64 and geometry_of(model.config).experts:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
-    model, placement = _place(name, model.to(dtype=precision).eval(), device)
+    model, placement = _place(name, model.eval(), device)
     require_finite_weights(name, model)
     lay_out_weights(model)
     declared = _declared_config(source, name, commit)
@@ -476,10 +478,7 @@ def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, 
 
     Bundled models load without a progress bar, because they load too fast to read one.
     """
-    quiet = Path(place).is_relative_to(bundled.weights_folder()) and hf_logging.is_progress_bar_enabled()
-    if quiet:
-        hf_logging.disable_progress_bar()
-    try:
+    with _without_progress_bar() if Path(place).is_relative_to(bundled.weights_folder()) else nullcontext():
         loaded: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
             place,
             config=config,
@@ -490,10 +489,35 @@ def _read_weights(place: str, config: Any, dtype: torch.dtype, where: dict[str, 
             ignore_mismatched_sizes=True,
             **where,
         )
-    finally:
-        if quiet:
-            hf_logging.enable_progress_bar()
     return loaded
+
+
+def copy_in_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """A copy of a Transformers ``model`` as ``from_pretrained(dtype=dtype)`` loads it, in eval mode.
+
+    ``model.to(dtype)`` would cast what Transformers keeps in float32: rotary frequencies, T5's ``wo`` in float16.
+    """
+    placed = getattr(model, "hf_device_map", None)  # of accelerate: the copy is spread as the model is
+    # the strides of ``lay_out_weights`` would choose other kernels, which round differently in half precision
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    with _without_progress_bar():
+        copied = type(model).from_pretrained(
+            None, config=deepcopy(model.config), state_dict=weights, dtype=dtype, device_map=placed
+        )
+    copied.generation_config = deepcopy(model.generation_config)
+    return (copied if placed else copied.to(device=model.device)).eval()
+
+
+@contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """Load without Transformers' progress bar."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _is_encoder_decoder(config: Any) -> bool:
@@ -574,14 +598,14 @@ def _load_random(source: ModelSource, name: str, dtype: torch.dtype, commit: str
     else:
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     anatomy_of(config.get_text_config())
-    return _with_random_weights(config, seed), tokenizer, {}
+    return _with_random_weights(config, seed, dtype), tokenizer, {}
 
 
-def _with_random_weights(config: Any, seed: int) -> Any:
+def _with_random_weights(config: Any, seed: int, dtype: torch.dtype) -> Any:
     """Model of ``config`` with random weights; every layer changes the state about as much as it passes on.
 
-    The usual initialisation (standard deviation 0.02) makes blocks nearly the identity, so a decoder that skips a layer
-    would go unnoticed.
+    Weights are drawn in float32 and rounded to ``dtype``. The usual initialisation (standard deviation 0.02) makes
+    blocks nearly the identity, so a decoder that skips a layer would go unnoticed.
     """
     with torch.random.fork_rng(devices=[]):
         model = _class_of(config).from_config(config, dtype=torch.float32)
@@ -595,7 +619,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
                 scale = 0.5 if id(parameter) in tables else parameter.shape[-1] ** -0.5
                 parameter.copy_(torch.randn(parameter.shape, generator=generator).mul_(scale))
     model.tie_weights()
-    return model
+    return model if dtype == torch.float32 else copy_in_dtype(model, dtype)
 
 
 def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
@@ -616,7 +640,7 @@ def _load_control(source: ModelSource, name: str, dtype: torch.dtype, commit: st
         bos_token_id=0,
         eos_token_id=0,
     )
-    model = _with_random_weights(config, seed)
+    model = _with_random_weights(config, seed, dtype)
     with torch.no_grad():
         for block in model.gpt_neox.layers[IDENTITY_ABOVE:]:
             for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):

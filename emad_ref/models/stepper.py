@@ -239,8 +239,8 @@ def count_parameters(model: Any) -> int | None:
     return sum(one.numel() for one in {id(one): one for part in parts for one in part.parameters()}.values())
 
 
-def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
-    """The model's own logits on ``device``, without a cache.
+def model_logits(model: Any, device: torch.device, **inputs: Any) -> Tensor:
+    """The model's own logits on ``device``, without a cache unless ``inputs`` hold ``past_key_values``.
 
     Raises:
         BadArgument: its forward fails although shapes agree: no weight shows, for example, how much of a head is
@@ -253,26 +253,39 @@ def model_logits(model: Any, device: torch.device, **inputs: Tensor) -> Tensor:
         "mend config.json",
     ):
         try:
-            logits: Tensor = model(**inputs, use_cache=False).logits
+            logits: Tensor = model(**inputs, use_cache="past_key_values" in inputs).logits
         except torch.OutOfMemoryError as error:
             raise BadArgument("device", str(device), "memory for a pass over a few tokens", str(error)) from error
     return to_device(logits, device)
 
 
 def require_stepper_matches_model(
-    stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: KVCache | None, stepped: KVCache
+    stepper: Stepper,
+    family: str,
+    ids: Tensor,
+    theirs: Tensor,
+    whole: KVCache | None,
+    stepped: KVCache,
+    theirs_stepped: Tensor | None = None,
 ) -> None:
     """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
 
-    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own logits; ``whole``, ``stepped``: empty caches of the
-    two runs; None: no cache.
+    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own logits in one pass, ``theirs_stepped`` on its own
+    cache, by ``checked_pieces``, if they may differ; ``whole``, ``stepped``: empty caches of the two runs; None: no
+    cache.
     """
     most = CHECK_TOLERANCE[stepper.dtype]
     require_equal_logits(family, _full_depth_logits(stepper, ids, 0, whole), theirs.double(), most)
-    last = ids.shape[1] - 1
-    for start, end in pairwise((0, last // 2, last, last + 1)):
+    own = theirs if theirs_stepped is None else theirs_stepped
+    for start, end in checked_pieces(ids):
         mine = _full_depth_logits(stepper, ids[:, start:end], start, stepped)
-        require_equal_logits(family, mine, theirs[:, start:end].double(), most)
+        require_equal_logits(family, mine, own[:, start:end].double(), most)
+
+
+def checked_pieces(ids: Tensor) -> list[tuple[int, int]]:
+    """First and last position + 1 of a prompt, a chunk and a token of ``ids`` [rows, n]."""
+    last = ids.shape[1] - 1
+    return list(pairwise((0, last // 2, last, last + 1)))
 
 
 def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: float) -> None:

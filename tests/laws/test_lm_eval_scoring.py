@@ -11,6 +11,7 @@ import torch
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import fixed_entropy_point
+from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 
@@ -203,3 +204,18 @@ def test_continuations_that_share_their_input_are_answered_apart(loaded):
     together = score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (8, 9))])
     assert together == one_by_one
     assert together[0] != together[1]
+
+
+def test_in_bfloat16_log_likelihoods_are_those_of_lm_evals_own_model():
+    """Each loads the folder itself. Long contexts: rounded rotary frequencies show at high positions."""
+    hf = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval[hf] is not installed", exc_type=ImportError)
+    folder = str(weights_folder() / "emad-tiny")
+    settings = {"dtype": "bfloat16", "device": "cpu", "batch_size": 1}
+    theirs = hf.HFLM(pretrained=folder, softmax_dtype="float32", **settings)
+    contexts, continuations = texts(5, 200, seed=1), texts(5, 6, seed=2)
+    requests = [request(c, " " + k) for c, k in zip(contexts, continuations, strict=True)]
+    mine, greedy = scores(EmadLM(folder, **settings), requests)
+    expected, hf_greedy = scores(theirs, requests)
+    assert max(len(theirs.tok_encode(context)) for context in contexts) > 250
+    np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-4)  # sums of ten float32 logarithms; 0.5 if rounded
+    assert greedy == hf_greedy

@@ -299,7 +299,7 @@ class TestAFileAsAModel:
     @pytest.mark.parametrize(
         ("key", "value", "said"),
         [
-            ("general.architecture", 5, "argument of type 'int'"),
+            ("general.architecture", 5, "5.block_count=None, but expected this key"),
             ("llama.vocab_size", -1, "config.vocab_size=-1, but expected a whole number of at least 1; convert"),
             ("llama.vocab_size", "x", "expected int, got str"),
             ("llama.block_count", 10**9, "in 1,000,000,000 layers"),

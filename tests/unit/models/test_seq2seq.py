@@ -19,7 +19,7 @@ from emad_ref.models.kv_cache import MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.seq2seq import EncodedSources, Seq2SeqKVCache, Seq2SeqStepper
 from emad_ref.models.stepper import ModelMismatch
-from tests.small_models import small_model
+from tests.small_models import in_dtype, small_model
 
 LAYERS, VOCABULARY, HEADS, WIDTH, HIDDEN = 6, 101, 4, 12, 32  # heads · d_kv ≠ d_model, decoder deeper than encoder
 KINDS = ("t5", "t5_v1_1")
@@ -50,7 +50,7 @@ def small_t5(kind: str = "t5", dtype: torch.dtype = torch.float64, attention: st
                 parameter.copy_(noise)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-    return model.to(dtype).eval()
+    return in_dtype(model, dtype).eval()
 
 
 def some_sources(*lengths: int, seed: int = 1) -> list[np.ndarray]:
