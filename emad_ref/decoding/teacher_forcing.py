@@ -210,6 +210,7 @@ def _force_layerwise(
             stops |= is_exit_rule_met(point, number, values, None, decided[running])
         stopped, among = running[stops], np.flatnonzero(stops)
         columns.depth[stopped] = layer
+        exits = exits.to(states.dtype)  # T5 in float16 has float32 states after its first block
         exits[index(stopped)] = states[index(stopped)]
         for some in iterate_head_slices(stepper, len(stopped)):
             here = index(stopped[some])

@@ -548,6 +548,7 @@ class CopyingFlow(ExitFlow):
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         chosen = self.running[stopped]
         self.depth[chosen] = layer
+        self.exits = self.exits.to(self.hidden.dtype)  # T5 in float16 has float32 states after its first block
         self.exits[torch.from_numpy(chosen).to(self.exits.device)] = select_rows(self.hidden, stopped)
         super().stop_rows(stopped, going, layer)
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
+from emad_ref.audit.tolerances import tolerance
 from emad_ref.benchmark.flops import flops
+from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -18,6 +20,7 @@ from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Work
+from emad_ref.sweep.losses import decoded_columns
 from tests.laws.test_seq2seq import SETTINGS, counted, readouts
 from tests.small_models import small_config, small_model
 from tests.unit.models.test_seq2seq import EXACT, LAYERS, START, TOKENS, small_t5, some_sources, some_targets
@@ -135,3 +138,20 @@ def test_a_source_is_needed_here_and_refused_elsewhere(stepper):
     work.cross_fills[0] = 1
     with pytest.raises(BadArgument, match="decoder-only"):
         flops(work, geometry_of(small_config("gpt_neox")))
+
+
+def test_copied_states_in_float16_are_those_of_float32_rounded():
+    """Transformers keeps ``wo`` in float32 there, so states are float16 before the first block and float32 after it."""
+    point = OperatingPoint("first probe", "quantile", LAYERS, LAYERS, (2,), ((99.0,),), schedule="copying")
+    pairs = [
+        TokenSequence(target.numpy(), 0, source=source) for target, source in zip(some_targets(3), SOURCES, strict=True)
+    ]
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        stepper = Seq2SeqStepper(small_t5("t5", dtype))
+        record = WalkedDecoder(stepper, point, max_rows=3).generate(starts(), 8)
+        assert {*record.tokens.depth} == {2}
+        found.append(decoded_columns(stepper, stepper.geometry, pairs, [point]).nll_nats)
+    tokens = TOKENS - 1
+    assert np.abs(found[0] - found[1]).max() < tokens * tolerance("t5", "float16", "cpu")
+    assert (found[0] != found[1]).any()
