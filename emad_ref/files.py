@@ -24,6 +24,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,6 +38,13 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
+)
+POINTER_BYTES = 256  # enough to see that a file is one
+# Version control for large files leaves a pointer where it did not fetch the content.
+POINTERS: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"version https?://\S+/spec/v"), "a git-lfs pointer, not the file: run `git lfs pull` in its folder"),
+    (re.compile(rb"# xet version"), "a Xet pointer, not the file: check it out with git-xet"),
+    (re.compile(rb"\S*/annex/objects/"), "a git-annex pointer, not the file: run `git annex get {name}` in its folder"),
 )
 TYPES: dict[type, str] = {dict: "an object", list: "a list"}
 
@@ -81,7 +89,7 @@ def resolve_path(path: Path) -> Path:
 
 
 @contextmanager
-def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[IO[bytes]]:
+def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN) -> Iterator[BufferedReader]:
     """Open a regular file for reading bytes; errors during reading become BadFile too.
 
     Raises:
@@ -93,13 +101,22 @@ def open_regular_file(path: Path | str, argument: str, remedy: str = WRITE_AGAIN
         with open(path, "rb", opener=_open_nonblocking) as file:
             if kind := describe_file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
+            if pointer := describe_pointer(file.peek(POINTER_BYTES), os.path.basename(path)):
+                raise BadFile(argument, path, "a file with its content", f"it is {pointer}")
             yield file
     # ValueError: a NUL in the name. The clause names no class of this module: a generator of lines may be closed at the
     # interpreter's end, after this module's names are deleted
     except (OSError, ValueError) as error:
         if isinstance(error, BadFile):
             raise
+        if isinstance(error, PermissionError):
+            remedy = "make it readable for this user, as by chmod u+r"
         raise BadFile(argument, path, "a file that can be read", _error_text(error), remedy) from error
+
+
+def describe_pointer(head: bytes, name: str) -> str:
+    """What a file that begins with ``head`` is, and the command that brings its content; "" if it is no pointer."""
+    return next((what.format(name=name) for pattern, what in POINTERS if pattern.match(head)), "")
 
 
 def _open_nonblocking(path: str, flags: int) -> int:

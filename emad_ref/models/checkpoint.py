@@ -30,6 +30,7 @@ from emad_ref.files import (
     reject_duplicate_keys,
 )
 from emad_ref.models.bundled import CONFIG
+from emad_ref.models.diagnosis import describe_dequantisation, describe_other_names, describe_other_task
 from emad_ref.models.families import ModelFamily, family_of_config
 from emad_ref.models.geometry import Geometry
 
@@ -61,21 +62,23 @@ def require_all_weights_loaded(name: str, model: Any, loading_info: Mapping[str,
     )
     descriptions = [f"{len(keys)} {what} ({_first_names(keys)})" for what, keys in problems if keys]
     if descriptions:
-        raise BadArgument(
-            "name",
-            name,
-            "a checkpoint that fills the model of its config",
-            f"tensors: {'; '.join(descriptions)}; save weights and config together again, or fetch both",
+        remedy = (
+            describe_other_names(loading_info["missing_keys"], left_over)
+            or describe_other_task(model.config.architectures)
+            or f"{CONFIG} is of another model or version than the weights: take both from one place"
         )
+        expected = "a checkpoint that fills the model of its config"
+        raise BadArgument("name", name, expected, f"tensors: {'; '.join(descriptions)}; {remedy}")
     config = model.config.get_text_config()
     # every T5Config declares tied weights; unscaled logits reveal v1.1, which has its own head
-    tied = config.tie_word_embeddings and getattr(config, "scale_decoder_outputs", True)
+    says_tied = config.tie_word_embeddings and getattr(model.config, "tie_word_embeddings", True)
+    tied = says_tied and getattr(config, "scale_decoder_outputs", True)
     if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         raise BadArgument(
             "name",
             name,
             "one tensor for embedding and head, as tie_word_embeddings says",
-            "the file holds two that differ: mend config.json, or save weights and config together again",
+            f"the file holds two that differ: set tie_word_embeddings to false in {CONFIG} if both were trained",
         )
 
 
@@ -92,7 +95,8 @@ def require_finite_weights(name: str, model: Any) -> None:
                 "name",
                 name,
                 "finite weights",
-                f"{tensor} holds NaN or infinity in {values.dtype}: fetch or save the checkpoint again",
+                f"{tensor} holds NaN or infinity in {values.dtype}: load it in float32 (or bfloat16) if its file is of "
+                "larger numbers, else take an earlier checkpoint",
             )
 
 
@@ -165,7 +169,7 @@ def require_regular_files(name: str, folder: Path) -> None:
         except OSError as error:  # a broken or circular link
             if not entry.name.endswith(READ_SUFFIXES):
                 continue
-            problem = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
+            problem = f"{entry.name} is a link that leads nowhere ({error.strerror}): put its file there, or remove it"
             raise BadArgument("name", name, "a folder of plain files", problem) from error
         if kind == "a folder" and not entry.name.endswith(READ_SUFFIXES):  # transformers finds no file there
             continue
@@ -199,16 +203,16 @@ def _file_in_folder(name: str, folder: Path, file: Any, named_in: str) -> Path:
     """
     expected = f"names of plain files of its own folder in {named_in}"
     if not isinstance(file, str) or not file or file in (".", "..") or set(file) & {"/", "\\", "\0"}:
-        raise BadArgument("name", name, expected, f"it names {file!r:.120}: save the checkpoint again")
+        raise BadArgument("name", name, expected, f"it names {file!r:.120}: correct the name")
     path = folder / file
     try:
         kind = describe_file_kind(path.stat().st_mode)
     except FileNotFoundError:
         return path  # transformers names the missing file
     except OSError as error:
-        raise BadArgument("name", name, expected, f"{file}: {error.strerror}; fetch or save it again") from error
+        raise BadArgument("name", name, expected, f"{file}: {error.strerror}; correct the name") from error
     if kind:
-        raise BadArgument("name", name, expected, f"{file} is {kind}: save the checkpoint again")
+        raise BadArgument("name", name, expected, f"{file} is {kind}: put the file in its place")
     return path
 
 
@@ -219,18 +223,18 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
         BadFile: no JSON object.
         BadArgument: a part that is no object, quantised weights, names of files outside of the folder.
     """
-    config: dict[str, Any] = read_json(folder / CONFIG, CONFIG, dict, remedy="fetch or save it again")
+    config: dict[str, Any] = read_json(folder / CONFIG, CONFIG, dict, remedy="mend it, or fetch it from its source")
     for key, value in config.items():
         if (key in CONFIG_PARTS or key.endswith("_config")) and not isinstance(value, dict | None):
             raise BadArgument(f"config.{key}", _shorten(value), "an object, as a part of a config is", f"mend {CONFIG}")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "")
-        raise BadArgument(
-            "name",
-            name,
-            "weights that are not quantised",
-            f"config.quantization_config says {method!r:.60}: save a dequantised copy and name its folder",
-        )
+    for part, settings in (("", config), *((f"{key}.", value) for key, value in config.items())):
+        quantised = settings.get("quantization_config") if isinstance(settings, dict) else None
+        if quantised is None:
+            continue
+        method = quantised.get("quant_method", "") if isinstance(quantised, dict) else quantised
+        remedy = describe_dequantisation(method) if quantised else f"remove the key from {CONFIG}"
+        problem = f"config.{part}quantization_config says {method!r:.60}: {remedy}"
+        raise BadArgument("name", name, "weights that are not quantised", problem)
     _require_file_names(name, folder, config, CONFIG)
     for settings in (folder / "tokenizer_config.json", folder / GENERATION_CONFIG):
         if settings.is_file():
@@ -247,7 +251,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, BadFile):
             raise
-        raise BadFile(path.name, path, "an object of JSON", str(error), "fetch or save it again") from error
+        raise BadFile(
+            path.name, path, "an object of JSON", str(error), "mend it, or fetch it from its source"
+        ) from error
     return settings
 
 
@@ -316,7 +322,7 @@ class CheckpointWeightFiles:
                     "name",
                     self.name,
                     "weights in floating point",
-                    f"{tensor} is stored as {dtype}: save a dequantised copy and name its folder",
+                    f"{tensor} is stored as {dtype}: {describe_dequantisation(None)}",
                 )
         require_config_within_stored_size(self.name, geometry, sum(stored.numbers.values()), stored.block_count)
 
@@ -331,11 +337,11 @@ class CheckpointWeightFiles:
         numbers: dict[str, int] = {}
         for file in self.read:
             path = self.folder / file
-            header = _bin_header(path) if path.suffix == ".bin" else _safetensors_header(self.name, path)
+            header = _bin_header(self.name, path) if path.suffix == ".bin" else _safetensors_header(self.name, path)
             twice = next((tensor for tensor in header if tensor in dtypes), None)
             if twice is not None:
                 raise BadArgument(
-                    "name", self.name, "each tensor in one file", f"{twice} stands in two: save the checkpoint again"
+                    "name", self.name, "each tensor in one file", f"{twice} stands in two: remove the one not meant"
                 )
             dtypes |= {tensor: dtype for tensor, (dtype, _) in header.items()}
             numbers |= {tensor: count for tensor, (_, count) in header.items()}
@@ -380,8 +386,8 @@ def require_config_within_stored_size(name: str, geometry: Geometry, numbers: in
             name,
             "a checkpoint that fills the model of its config",
             f"its config describes {parameters:,} parameters in {layers:,} layers of width {geometry.hidden:,} with "
-            f"{geometry.vocabulary:,} tokens, its files hold {numbers:,} numbers in {blocks:,} layers: save both "
-            "together again, or fetch both",
+            f"{geometry.vocabulary:,} tokens, its files hold {numbers:,} numbers in {blocks:,} layers: take config "
+            "and weights from one place",
         )
 
 
@@ -399,10 +405,10 @@ def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
     path = _file_in_folder(name, folder, first, CONFIG)
     if not path.name.endswith(".index.json"):
         return (path.name,)
-    index = read_json(path, "name", dict, remedy="fetch or save it again")
+    index = read_json(path, "name", dict, remedy="mend it, or fetch it from its source")
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise BadArgument("name", name, f"a weight_map of tensors and files in {path.name}", "save it again")
+        raise BadArgument("name", name, f"a weight_map of tensors and files in {path.name}", "fetch it from its source")
     strange = [file for file in places.values() if not isinstance(file, str)]
     return tuple(
         _file_in_folder(name, folder, file, path.name).name for file in strange[:1] or sorted(set(places.values()))
@@ -441,13 +447,22 @@ def _count_numbers(shape: Sequence[int]) -> int:
     return numbers
 
 
-def _bin_header(path: Path) -> dict[str, tuple[str, int]]:
-    stored = torch.load(path, map_location="meta", weights_only=True)
-    tensors = stored.items() if isinstance(stored, dict) else ()
+def _bin_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
+    try:
+        stored = torch.load(path, map_location="meta", weights_only=True)
+    except (RuntimeError, OSError, EOFError) as error:  # an archive that ends too early
+        problem = f"{path.name} is cut off or damaged ({str(error).splitlines()[0][:200]}): fetch it from its source"
+        raise BadArgument("name", name, "a complete file of torch.save", problem) from error
+    entries = stored if isinstance(stored, dict) else {}
+    tensors = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        within = next((key for key, value in entries.items() if isinstance(value, dict)), None)
+        where = "" if within is None else f", but below {within!r:.60}"
+        problem = f"{path.name} holds no tensors at its top{where}: write that part alone to model.safetensors"
+        raise BadArgument("name", name, "weights by name", problem)
     return {
-        name: (_TORCH.get(value.dtype, str(value.dtype).removeprefix("torch.")), value.numel())
-        for name, value in tensors
-        if isinstance(value, torch.Tensor)
+        key: (_TORCH.get(value.dtype, str(value.dtype).removeprefix("torch.")), value.numel())
+        for key, value in tensors.items()
     }
 
 

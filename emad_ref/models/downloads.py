@@ -32,6 +32,7 @@ from typing import Any
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, read_json, require_writable_folder, write_atomically
+from emad_ref.models.diagnosis import describe_file_fault
 
 ORIGIN = "emad-origin.json"  # file in a model's folder with the source of its weights and the hash of every file
 GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
@@ -145,7 +146,8 @@ def require_gguf(path: Path) -> None:
         raise BadArgument("name", str(path), "a file that exists", remedy)
     with path.open("rb") as file:
         if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
-            raise BadArgument("name", str(path), "a GGUF file, which begins with GGUF", remedy)
+            fault = describe_file_fault(path, "fetch it from its source")
+            raise BadArgument("name", str(path), "a GGUF file, which begins with GGUF", fault or remedy)
     require_gguf_reader(str(path))
 
 

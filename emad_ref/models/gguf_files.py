@@ -104,7 +104,8 @@ def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
 
 def _readable(path: Path, expected: str) -> AbstractContextManager[None]:
     """Turn any error of gguf, Transformers or tokenizers into BadArgument: damaged metadata may raise any of them."""
-    return convert_errors_to_bad_argument("file", path.name, expected, "fetch or convert it again")
+    remedy = "fetch it once more if it is cut off, else name the model's folder in the format of Transformers"
+    return convert_errors_to_bad_argument("file", path.name, expected, remedy)
 
 
 def _open(path: Path) -> Any:

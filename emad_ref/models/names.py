@@ -20,6 +20,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument, EmadError, suggest_nearest
 from emad_ref.files import is_folder
 from emad_ref.models import bundled, downloads
+from emad_ref.models.diagnosis import describe_cached_snapshots
 
 HUB: dict[str, str] = {
     "pythia-70m": "EleutherAI/pythia-70m",
@@ -185,6 +186,11 @@ def _is_cached(hub_id: str, revision: str | None) -> bool:
 
 def make_unreadable_error(name: str, source: ModelSource, refusal: str, detail: str = "") -> ModelUnavailable:
     """Error for an unreadable model. ``refusal``: ``: why``, or empty; ``detail``: the library's message."""
+    if source.hub_id is not None and refusal == OUT_OF_REACH:
+        from huggingface_hub import constants
+
+        if found := describe_cached_snapshots(source.hub_id, Path(constants.HF_HUB_CACHE)):
+            return ModelUnavailable(f"name={name!r}, but the hub is out of reach, and {found}")
     what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
     fetched = ", ".join(f"`emad fetch {each}`" for each in downloads.DOWNLOADS)
     return ModelUnavailable(

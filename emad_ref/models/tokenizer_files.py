@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument
+from emad_ref.models.diagnosis import MAKE_TOKENIZER, SENTENCEPIECE
 from emad_ref.models.tokenizers import SAMPLES
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -80,6 +83,30 @@ def read_tokenizer(place: str, folder: Path, **where: Any) -> tuple[Any, str]:
     splits = "tokenizer_config.json has it split special tokens in a text" if by_file.split_special_tokens else ""
     told = "; ".join(filter(None, (difference, _describe_further_tokens(by_file, stored), splits)))
     return by_file, told and f"the tokenizer is {TOKENIZER_FILE} itself: {told}"
+
+
+def require_sentencepiece_ids(name: str, tokenizer: Any, folder: Path) -> None:
+    """Refuse a tokenizer that Transformers converted from a SentencePiece file if it reads other ids than that file.
+
+    Without tokenizer.json the SentencePiece file is the truth; the package that reads it is installed, or loading had
+    failed.
+
+    Raises
+    ------
+    BadArgument: with the first text whose ids differ, and how to make a tokenizer.json.
+    """
+    stored = next((folder / file for file in SENTENCEPIECE if (folder / file).is_file()), None)
+    if stored is None or (folder / TOKENIZER_FILE).is_file() or find_spec("sentencepiece") is None:
+        return
+    expected = f"a tokenizer with the ids of {stored.name}"
+    remedy = MAKE_TOKENIZER.format(folder=folder)
+    with convert_errors_to_bad_argument("name", name, expected, remedy):
+        truth = import_module("sentencepiece").SentencePieceProcessor(model_file=str(stored))
+        ids = partial(tokenizer.encode, add_special_tokens=False)
+        different = next((text for text in COMPARED_TEXTS if ids(text) != truth.encode(text)), None)
+    if different is not None:
+        problem = f"{type(tokenizer).__name__} of Transformers reads {different!r} otherwise: {remedy}"
+        raise BadArgument("name", name, expected, problem)
 
 
 def _call(function: Callable[[], Any]) -> tuple[Any, str]:

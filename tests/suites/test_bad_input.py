@@ -78,7 +78,9 @@ class TestModel:
     def test_folder_without_weights(self, judge: Run, copy: Path) -> None:
         (copy / "model.safetensors").unlink()
         result = judge(*ASKED, model=copy)
-        assert_one_clear_error(result, "but its folder could not be read", str(copy), "pass the folder as the name")
+        assert_one_clear_error(
+            result, "but weights (model.safetensors or its shards) are missing", str(copy), "fetch it"
+        )
 
     def test_truncated_weights(self, judge: Run, copy: Path) -> None:
         stored = (copy / "model.safetensors").read_bytes()
@@ -254,7 +256,7 @@ class TestOptions:
 def test_processes_end_with_one_error_too(judge_apart: Run, copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     result = judge_apart(*ASKED, model=copy, more=("-n", 2))
-    assert_one_clear_error(result, "but its folder could not be read", str(copy), "pass the folder as the name")
+    assert_one_clear_error(result, "but weights (model.safetensors or its shards) are missing", str(copy), "fetch it")
 
 
 RAISES = """

@@ -164,7 +164,7 @@ def test_a_panic_of_the_library_in_rust_is_one_error(folder: Path, bundled: dict
     """It is no ``Exception``: merges without the prefix that their tokens need."""
     bundled["model"]["continuing_subword_prefix"] = "##"
     (folder / "tokenizer.json").write_text(json.dumps(bundled))
-    with pytest.raises(BadArgument, match=r"can read from tokenizer\.json, .*PanicException.*fetch or save them again"):
+    with pytest.raises(BadArgument, match=r"can read from tokenizer\.json .*PanicException.*mend what it names"):
         load(str(folder))
 
 
