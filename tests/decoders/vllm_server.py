@@ -32,10 +32,10 @@ SMALLEST_TEMPERATURE, GREEDY = 1e-2, 1e-5  # vLLM raises colder ones to the firs
 HOTTEST, MOST_LOGPROBS = 2.0, 20
 SEEDS = -(2**63), 2**63 - 1
 BATCH, GATHERED_S = 16, 0.003  # most rows of a forward, and the time in which rows join the next one
-LAG_S, EACH_LAGS = 0.15, 5  # a stream that lags, and its share of all streams
+EACH_LAGS = 5  # one of so many streams lags behind the engine
 WAIT_S = 0.05  # between looks at whether the server has closed
 
-# fields of a request that vLLM reads here; it knows those of ``IDLE``, and these requests leave them alone
+# the fields that vLLM reads, as far as requests by ids have a use for them, and their defaults
 FIELDS: dict[str, Any] = {
     "model": None, "prompt": None, "echo": False, "frequency_penalty": 0.0, "logprobs": None, "max_tokens": 16, "n": 1,
     "presence_penalty": 0.0, "seed": None, "stream": False, "stream_options": None, "temperature": 1.0, "top_p": 1.0,
@@ -43,14 +43,22 @@ FIELDS: dict[str, Any] = {
     "prompt_logprobs": None, "return_tokens_as_token_ids": False, "return_token_ids": False,
     "skip_special_tokens": True, "add_special_tokens": True, "request_id": None, "user": None,
 }  # fmt: skip
+NEUTRAL = ("frequency_penalty", "presence_penalty", "repetition_penalty", "top_p", "top_k", "min_p", "min_tokens")
 
 
 class Refused(Exception):
-    """Raised for a request that vLLM answers by status 400. ``param``: the field that its error names."""
+    """Raised for a request that vLLM refuses; ``param``: the field that its error object names."""
 
-    def __init__(self, message: str, param: str | None = None, kind: str = "BadRequestError"):
+    def __init__(self, message: str, param: str | None = None, kind: str = "BadRequestError", status: int = 400):
         super().__init__(message)
-        self.reply = {"error": {"message": message, "type": kind, "param": param, "code": 400}}
+        self.status = status
+        self.reply = {"error": {"message": message, "type": kind, "param": param, "code": status}}
+
+    @classmethod
+    def as_schema(cls, kind: str, name: str, told: str) -> Refused:
+        """The error of a value that does not fit the schema of requests."""
+        errors = f"1 validation error:\n  {{'type': {kind!r}, 'loc': 'body.{name}', 'msg': {told!r}}}"
+        return cls(errors, f"body.{name}", "Bad Request")
 
 
 @dataclass
@@ -171,14 +179,15 @@ def likeliest(log_p: torch.Tensor, token: int, top: int) -> dict[int, float]:
 class VLLMServer(Engine):
     """An ``Engine`` that behaves as vLLM, on ``model``.
 
-    ``window`` positions, ``lags``: whether some streams lag behind, ``strict``: as in the module's docstring.
+    ``window``: its positions. ``lags``: whether some streams send all their tokens in one event. ``strict``: as in the
+    module's docstring.
     """
 
     def __init__(self, model: Model, window: int, *, lags: bool = True, strict: bool = True):
         super().__init__(_no_completions, window=window)
         self.model, self.lags, self.strict = model, lags, strict
         self.waiting: queue.SimpleQueue[Row] = queue.SimpleQueue()
-        self._numbers, self._thread = count(), threading.Thread(target=self._run, name="engine")
+        self._numbers, self._ids, self._thread = count(), count(), threading.Thread(target=self._run, name="engine")
         self.sizes: list[int] = []  # rows of each batch
         self.merged = 0  # events with more than one token
 
@@ -231,7 +240,7 @@ class VLLMServer(Engine):
                 "root": "served",
             }
             return 200, {"object": "list", "data": [card | {"parent": None, "max_model_len": self.window}]}
-        return 404, {"error": {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}}
+        return 404, Refused("Not Found", None, "NotFoundError", 404).reply
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         with self.lock:
@@ -239,7 +248,7 @@ class VLLMServer(Engine):
             if self._thread.ident is None:
                 self._thread.start()
         if path != "/v1/completions":
-            return 404, {"error": {"message": "Not Found", "type": "NotFoundError", "param": None, "code": 404}}
+            return 404, Refused("Not Found", None, "NotFoundError", 404).reply
         try:
             asked = self.read(body)
             rows = [
@@ -248,7 +257,7 @@ class VLLMServer(Engine):
                 for choice in range(asked["n"])
             ]
         except Refused as refusal:
-            return 400, refusal.reply
+            return refusal.status, refusal.reply
         for row in rows:
             self.waiting.put(row)
         return 200, self._streamed(asked, rows) if asked["stream"] else self._whole(asked, rows)
@@ -257,14 +266,21 @@ class VLLMServer(Engine):
         """The fields of a request, checked. Raises Refused."""
         unknown = sorted(body.keys() - FIELDS.keys())
         if unknown and self.strict:
-            told = {"type": "extra_forbidden", "loc": f"body.{unknown[0]}", "msg": "Extra inputs are not permitted"}
-            raise Refused(f"{len(unknown)} validation errors:\n  {told}", f"body.{unknown[0]}", "Bad Request")
+            raise Refused.as_schema("extra_forbidden", unknown[0], "Extra inputs are not permitted")
         asked = FIELDS | {name: value for name, value in body.items() if value is not None}
+        for name, default in FIELDS.items():
+            number = isinstance(default, int | float) and not isinstance(default, bool)
+            if (number or name == "seed") and not isinstance(asked[name] or 0, int | float):
+                raise Refused.as_schema("number_type", name, "Input should be a valid number")
+        if not SEEDS[0] <= (asked["seed"] or 0) <= SEEDS[1]:
+            raise Refused.as_schema("less_than_equal", "seed", f"Input should be from {SEEDS[0]} to {SEEDS[1]}")
         if asked["model"] not in (None, "served"):
-            raise Refused(f"The model `{asked['model']}` does not exist. Valid aliases: served.", "model")
+            told = f"The model `{asked['model']}` does not exist. Valid aliases: served."
+            raise Refused(told, "model", "NotFoundError", 404)
         for refused, message, param in self.rules(asked):
             if refused:
-                raise Refused(message, param)
+                shown = f"{message} (parameter={param}, value={asked.get(param)})" if param else message
+                raise Refused(shown, param)
         return asked
 
     def rules(self, asked: dict[str, Any]) -> Iterator[tuple[bool, str, str | None]]:
@@ -287,11 +303,17 @@ class VLLMServer(Engine):
             "Either prompt or prompt_embeds must be provided and non-empty.",
             "prompt",
         )
-        yield (
-            a["seed"] is not None and not SEEDS[0] <= a["seed"] <= SEEDS[1],
-            f"seed should be within {SEEDS}",
-            "body.seed",
-        )
+        yield a["prompt"] == [], "You must pass at least one prompt", None
+        told = f"max_tokens={a['max_tokens']} cannot be greater than max_model_len={self.window}. "
+        yield a["max_tokens"] > self.window, f"{told}Please request fewer output tokens.", "max_tokens"
+        for prompt in prompts_of(a["prompt"]):
+            outside = [token for token in prompt if not 0 <= token < self.model.vocabulary]
+            yield bool(outside), f"Token id {max(outside, default=0)} is out of vocabulary", None
+            yield not prompt, "The decoder prompt cannot be empty", None
+            longest = self.window - (a["max_tokens"] if self.strict else 1)
+            told = f"This model's maximum context length is {self.window} tokens. However, you requested "
+            told += f"{a['max_tokens']} output tokens and your prompt contains {len(prompt)} input tokens"
+            yield len(prompt) > longest, f"{told}. Please reduce the length of the input prompt.", "input_tokens"
         yield a["n"] < 1, f"n must be at least 1, got {a['n']}.", None
         for name in ("presence_penalty", "frequency_penalty"):
             yield not -2.0 <= a[name] <= 2.0, f"{name} must be in [-2, 2], got {a[name]}.", None
@@ -316,19 +338,12 @@ class VLLMServer(Engine):
         beyond = [token for token in a["stop_token_ids"] if not 0 <= token < self.model.vocabulary]
         told = f"token_id(s) {beyond} in stop_token_ids contain out-of-vocab token ids. Vocabulary size: "
         yield bool(beyond), f"{told}{self.model.vocabulary}", "stop_token_ids"
-        for prompt in prompts_of(a["prompt"]):
-            outside = [token for token in prompt if not 0 <= token < self.model.vocabulary]
-            yield bool(outside), f"Token id {max(outside, default=0)} is out of vocabulary", "prompt"
-            yield not prompt, "The decoder prompt cannot be empty", None
-            longest = self.window - (a["max_tokens"] if self.strict else 1)
-            told = f"This model's maximum context length is {self.window} tokens. However, you requested "
-            told += f"{a['max_tokens']} output tokens and your prompt contains {len(prompt)} input tokens"
-            yield len(prompt) > longest, f"{told}. Please reduce the length of the input prompt.", "input_tokens"
 
     def row(self, asked: dict[str, Any], prompt: list[int], choice: int) -> Row:
         """The row of one prompt and choice; each choice has a seed of its own."""
-        t, seed = asked["temperature"], asked["seed"]
-        generator = None
+        unlike = {name: asked[name] for name in NEUTRAL if asked[name] not in (FIELDS[name], -1)}
+        assert not unlike, f"this server does not apply {unlike}"
+        t, seed, generator = asked["temperature"], asked["seed"], None
         if t >= GREEDY and seed not in (None, -1):
             generator = torch.Generator().manual_seed((seed + choice) % 2**63)
         return Row(
@@ -349,7 +364,7 @@ class VLLMServer(Engine):
             choice = self._choice(asked, index, row, parts, row.prompt if asked["echo"] else [])
             told = None if row.scored_prompt is None else [each and _ranked(each) for each in row.scored_prompt]
             choices.append(choice | {"text": text_of(choice.pop("shown")), "prompt_logprobs": told})
-        return self._reply(choices) | {"usage": self._counts(rows), "kv_transfer_params": None}
+        return self._reply(choices) | {"usage": self._counts(asked, rows), "kv_transfer_params": None}
 
     def _streamed(self, asked: dict[str, Any], rows: Sequence[Row]) -> Iterator[bytes]:
         """Events of all rows, in turns; each has all tokens that arrived since the row's last one."""
@@ -359,9 +374,9 @@ class VLLMServer(Engine):
             first, seen = set(running), {index: list[int]() for index in running}
             while running:
                 for index, row in [*running.items()]:
-                    if lagging:
-                        time.sleep(LAG_S)
                     parts = self._taken(row)
+                    while lagging and parts[-1][2] is None:
+                        parts += self._taken(row)
                     self.merged += len(parts) > 1
                     choice = self._choice(
                         asked, index, row, parts, row.prompt if asked["echo"] and index in first else []
@@ -376,7 +391,7 @@ class VLLMServer(Engine):
                     if choice["finish_reason"] is not None:
                         del running[index]
             if (asked["stream_options"] or {}).get("include_usage"):
-                yield event(self._reply([]) | {"usage": self._counts(rows)})
+                yield event(self._reply([]) | {"usage": self._counts(asked, rows)})
             yield b"data: [DONE]\n\n"
         finally:
             for row in rows:
@@ -407,10 +422,11 @@ class VLLMServer(Engine):
         return choice | {"shown": [*echoed, *tokens]}
 
     def _reply(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "served", "choices": choices}
+        reply = {"id": f"cmpl-{next(self._ids)}", "object": "text_completion", "created": int(time.time())}
+        return reply | {"model": "served", "choices": choices, "service_tier": None, "system_fingerprint": "stand-in"}
 
-    def _counts(self, rows: Sequence[Row]) -> dict[str, Any]:
-        prompt, new = sum(len(row.prompt) for row in rows), sum(len(row.emitted) for row in rows)
+    def _counts(self, asked: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+        prompt, new = sum(map(len, prompts_of(asked["prompt"]))), sum(len(row.emitted) for row in rows)
         counts = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         return counts | {"prompt_tokens_details": None}
 
@@ -467,7 +483,7 @@ class TemperatureInTenths(VLLMServer):
 
 class SeedIgnored(VLLMServer):
     def row(self, asked: dict[str, Any], prompt: list[int], choice: int) -> Row:
-        return super().row(asked | {"seed": next(self._numbers)}, prompt, choice)
+        return super().row(asked | {"seed": next(self._ids)}, prompt, choice)
 
 
 class StopsOfTheFirst(VLLMServer):
