@@ -125,7 +125,7 @@ def _sorted_log_probs(
     """The ``top`` entries of each of ``rivals``, the likeliest first; ids break ties."""
     best = [sorted(each.items(), key=lambda entry: (-entry[1], entry[0]))[:top] for each in rivals]
     if len(best) != len(tokens) or any(len(row) < top for row in best):
-        raise ValueError(f"fewer than {top} log-probabilities for each of {len(tokens)} tokens")
+        raise InvalidReply(f"fewer than {top} log-probabilities for each of {len(tokens)} tokens")
     ids = np.array([[token for token, _ in row] for row in best], dtype=np.int64)
     return TokenLogProbs(tokens, ids, np.array([[value for _, value in row] for row in best]), prompt)
 
@@ -139,13 +139,15 @@ def _require_own(
     """
     for what, told in (("token ids", ids), ("log-probabilities", own)):
         if told is not None and len(told) != len(tokens):
-            raise ValueError(f"the reply gives {len(told)} {what} for {len(tokens)} emitted tokens")
+            raise InvalidReply(f"the reply gives {len(told)} {what} for {len(tokens)} emitted tokens")
     for at, (token, known) in enumerate(zip(tokens.tolist(), rivals, strict=True)):
         if ids is not None and ids[at] is not None and int(ids[at]) != token:
-            raise ValueError(f"log-probability {at} is of token {ids[at]}, but token {token} was emitted")
+            raise InvalidReply(f"log-probability {at} is of token {ids[at]}, but token {token} was emitted")
         value = None if own is None else own[at]
         if value is not None and token in known and not math.isclose(value, known[token], abs_tol=SAME_VALUE):
-            raise ValueError(f"emitted token {at} has log-probability {value}, but {known[token]} among the likeliest")
+            raise InvalidReply(
+                f"emitted token {at} has log-probability {value}, but {known[token]} among the likeliest"
+            )
 
 
 class OpenAIInterface:
@@ -201,7 +203,7 @@ class OpenAIInterface:
             raise Unsupported("the server streams text without token ids (choices[0].token_ids)")
         reasons = [choice for choice in choices if choice.get("finish_reason")]
         if not reasons:
-            raise ValueError("the stream ended without a finish_reason")
+            raise InvalidReply("the stream ended without a finish_reason")
         tokens = [token for event in events for token in self.parse_event_tokens(event)]
         ended = {name: reasons[-1].get(name) for name in ("finish_reason", "stop_reason")}
         text = "".join(choice.get("text") or "" for choice in choices)
@@ -280,7 +282,7 @@ class LlamaCppInterface:
 
     def join_events(self, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not events or not events[-1].get("stop"):
-            raise ValueError("the stream ended without an event that says stop")
+            raise InvalidReply("the stream ended without an event that says stop")
         tokens = [token for event in events for token in self.parse_event_tokens(event)]
         text = "".join(event.get("content") or "" for event in events)
         if text and not tokens:
@@ -311,10 +313,26 @@ def _named_id(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _error_message(answer: HttpReply) -> str:
+    """The message of an error object, as OpenAI's interface, llama.cpp and FastAPI write it; else the beginning of the
+    text."""
+    try:
+        error = json.loads(answer.text)
+    except (ValueError, RecursionError):
+        error = None
+    for name in ("error", "message", "detail"):
+        error = error.get(name, error) if isinstance(error, dict) else error
+    return (error if isinstance(error, str) else answer.text)[:QUOTED]
+
+
 def _token_array(ids: Any) -> Ints:
     if not isinstance(ids, list) or not all(map(is_whole, ids)):
         raise TypeError(f"token ids {str(ids)[:QUOTED]}, and not a list of integers")
     return np.array(ids, dtype=np.int64)
+
+
+class InvalidReply(ValueError):
+    """Raised for a reply whose parts contradict each other, or a stream without an end; the message quotes them."""
 
 
 class RequestRefused(DecoderFailed):
@@ -423,7 +441,7 @@ class EngineClient:
                 properties, served = (self._object(answer) or {} for answer in answers)
                 return properties, served
             if time.monotonic() + LOADING_S >= deadline:
-                came = f"status {LOADING} for {self._seconds:g} s: {loading[0].text[:QUOTED]!r}"
+                came = f"status {LOADING} for {self._seconds:g} s: {_error_message(loading[0])!r}"
                 raise self._failed("open", came, "wait until it has loaded its model")
             known = any(answer.status == 200 for answer in answers)  # then the other path may be ready, too
             time.sleep(0 if known else LOADING_S)
@@ -511,12 +529,12 @@ class EngineClient:
         counts = {"prompt_tokens": {len(prompt)}, "completion_tokens": {new, new - 1} if completion.stopped else {new}}
         for name, right in counts.items():
             if name in usage and usage[name] not in right:
-                raise ValueError(f"usage.{name} is {usage[name]}, but there are {max(right)}")
+                raise InvalidReply(f"usage.{name} is {usage[name]}, but there are {max(right)}")
         if {"total_tokens", *counts} <= usage.keys() and usage["total_tokens"] != sum(usage[name] for name in counts):
-            raise ValueError(f"usage.total_tokens is {usage['total_tokens']}, and not the sum of {', '.join(counts)}")
+            raise InvalidReply(f"usage.total_tokens is {usage['total_tokens']}, and not the sum of {', '.join(counts)}")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         if cached > len(prompt):
-            raise ValueError(f"usage says that {cached} tokens were cached of a prompt of {len(prompt)}")
+            raise InvalidReply(f"usage says that {cached} tokens were cached of a prompt of {len(prompt)}")
         return completion
 
     def token_arrivals(
@@ -561,7 +579,7 @@ class EngineClient:
         path = self.interface.path
         answer = self._send("POST", path, dict(body) | dict(self.interface.streamed), received)
         if answer.status in REFUSALS:
-            raise Unsupported(f"the server refuses stream=true (status {answer.status}: {answer.text[:QUOTED]!r})")
+            raise Unsupported(f"the server refuses stream=true (status {answer.status}: {_error_message(answer)!r})")
         if answer.status != 200:
             raise self._bad_status(f"POST {path}", answer)
         if answer.media_type != EVENTS:
@@ -576,13 +594,13 @@ class EngineClient:
         timed = [(seconds, json.loads(data)) for seconds, data in received if data.strip() != "[DONE]"]
         for _, event in timed:
             if "error" in event:
-                raise ValueError(f"an event says error={str(event['error'])[:QUOTED]}")
+                raise InvalidReply(f"an event says error={str(event['error'])[:QUOTED]}")
         reply = self.interface.join_events([event for _, event in timed])
         completion = self._completion(reply, prompt, stop)
         tokens = completion.tokens
         if completion.stopped != bool(len(tokens) and int(tokens[-1]) in stop):
             ended = "at a stop token" if completion.stopped else "by its length"
-            raise ValueError(f"the stream says that it ended {ended}, but its last tokens are {tokens[-2:].tolist()}")
+            raise InvalidReply(f"the stream says that it ended {ended}, but its last tokens are {tokens[-2:].tolist()}")
         held = [len(self.interface.parse_event_tokens(event)) for _, event in timed]
         seconds = np.repeat([seconds for seconds, _ in timed], held)
         # an omitted stop token is known when the last event arrives
@@ -616,6 +634,8 @@ class EngineClient:
         """Turn a missing part of a reply into DecoderFailed inside the block."""
         try:
             yield
+        except InvalidReply as error:
+            raise self._failed("generate", f"an invalid reply: {error}", SERVED_REMEDY) from error
         except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             came = f"a reply without what was asked ({type(error).__name__}: {error}): {str(reply)[:QUOTED]}"
             raise self._failed("generate", came, SERVED_REMEDY) from error
@@ -631,7 +651,7 @@ class EngineClient:
 
     def _bad_status(self, call: str, answer: HttpReply) -> DecoderFailed:
         kind = RequestRefused if answer.status in REFUSALS else DecoderFailed
-        came = f"status {answer.status}: {answer.text[:QUOTED]!r}"
+        came = f"status {answer.status}: {_error_message(answer)!r}"
         return kind(str(self.address), call, came, "the server's log may say why")
 
     def _send(

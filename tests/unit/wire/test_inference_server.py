@@ -518,8 +518,9 @@ def test_a_reply_that_counts_other_tokens_is_refused(made: type[Engine], words: 
         decoder, nothing = opened(url), frozenset[int]()
         ask = partial(decoder.generate, PROMPTS[:1], 2, nothing)
         streamed = partial(decoder.token_arrivals, PROMPTS[:1], 2, nothing, bool(stream))
-        with pytest.raises(DecoderFailed, match=words):
+        with pytest.raises(DecoderFailed, match=words) as caught:
             (ask if stream is None else streamed)()
+    assert "token_ids" not in str(caught.value), "the reply stands beside what is wrong with it"
 
 
 class OtherReason(Engine):
@@ -720,6 +721,26 @@ def test_a_temperature_that_the_server_refuses_is_declined(kind: str) -> None:
         with pytest.raises(Unsupported, match=r"refuses temperature 1.50 .status 400: .*not supported"):
             opened(url, 1.5)
         assert checked("generation", url).passed is True
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"error": {"message": "must be in [0, 2]", "type": "BadRequestError", "code": 400}}, "'must be in [0, 2]'"),
+        ({"object": "error", "message": "must be in [0, 2]", "code": 400}, "'must be in [0, 2]'"),  # vLLM before 0.10
+        ({"error": {"code": 400, "message": "must be in [0, 2]"}}, "'must be in [0, 2]'"),  # llama.cpp
+        ({"detail": "must be in [0, 2]"}, "'must be in [0, 2]'"),  # FastAPI
+        ({"detail": [{"loc": ["body", "t"]}]}, """'{"detail": [{"loc": ["body", "t"]}]}'"""),
+        (b"<html>", "'<html>'"),
+        (b"[" * 5000, f"'{'[' * 300}'"),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_words_alone(error: Any, said: str) -> None:
+    engine = Broken(complete)
+    engine.reply = 400, error
+    with serve(engine) as url, pytest.raises(DecoderFailed) as caught:
+        opened(url).generate(PROMPTS[:1], 2)
+    assert f"status 400: {said}" in str(caught.value)
 
 
 def test_a_server_that_refuses_every_request_declines_nothing() -> None:
