@@ -408,7 +408,7 @@ class VLLMServer(Engine):
         """One choice of a reply or an event with the tokens of ``parts``, after the ``echoed`` ones of its prompt."""
         tokens, ended = [token for token, _, _ in parts], parts[-1][2]
         by_stop = ended == "stop" and tokens[-1] in row.stop
-        choice = {
+        choice: dict[str, Any] = {
             "index": index,
             "finish_reason": ended,
             "stop_reason": tokens[-1] if by_stop else None,
@@ -559,7 +559,8 @@ class HalfCache(Model):
     """Keeps K and V in float16."""
 
     def round_cache(self, cache: DynamicCache) -> None:
-        for layer in cache.layers:
+        layers: list[Any] = cache.layers
+        for layer in layers:
             layer.keys, layer.values = (each.half().to(self.dtype) for each in (layer.keys, layer.values))
 
 

@@ -1,33 +1,37 @@
 """The decoder gate with an inference server named by its URL: live at full depth, failed for a planted fault.
 
-``tests/unit/wire/test_inference_server.py`` tests the faults and the replies one by one.
+``tests/unit/wire/test_inference_server.py`` tests the faults and the replies one by one. The stand-in for vLLM decodes
+by Transformers, so that the run compares this project's lens with another implementation.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from emad_ref import cli
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.report.tables import STREAM_TIMES
 from tests.decoders.engine_server import Complete, EachThird, Engine, Hanging, NoStream, serve
+from tests.decoders.vllm_server import FAULTS as PLANTED
+from tests.decoders.vllm_server import make_server
 from tests.suites.conftest import Run, text_of
 
 SUITES = ("invariants", "fidelity")
 TIER: dict[str, Any] = {"tier": "tokens", "expect_decoder": "foreign", "report": "report", "inconclusive": "fail"}
+LOG_PROBS = {"tier": "logprobs"}
 MODEL, WINDOW = "emad-nano", 512
-LIVE = 12  # tests of the tier
+LIVE = {"tokens": 12, "logprobs": 13}  # tests of each tier
 
 
 def completing(longest: int = WINDOW) -> Complete:
@@ -81,61 +85,68 @@ def keeping_blocks(size: int) -> Complete:
     return answer
 
 
-# engine, and the summary of a run that passes without a waiver
-RIGHT: dict[str, tuple[Callable[[], Engine], int, str]] = {
-    "vllm": (lambda: Engine(completing(), window=WINDOW), LIVE, r"first token [\d.]+ \([\d.]+\)"),
+# engine, options, and the summary of a run that passes without a waiver
+RIGHT: dict[str, tuple[Callable[[], Engine], dict[str, Any], str]] = {
+    "vllm": (lambda: make_server(MODEL, WINDOW), LOG_PROBS, r"tier logprobs; .*first token [\d.]+ \([\d.]+\)"),
+    "vllm in bfloat16": (
+        lambda: make_server(MODEL, WINDOW, dtype=torch.bfloat16),
+        LOG_PROBS | {"decoder_dtype": "bfloat16"},
+        "tier logprobs; ",
+    ),
+    "vllm, a model of twelve layers": (
+        lambda: make_server("emad-tiny", WINDOW),
+        LOG_PROBS | {"model": "emad-tiny"},
+        "tier logprobs; ",
+    ),
+    "vllm in bfloat16, a model of twelve layers": (
+        lambda: make_server("emad-tiny", WINDOW, dtype=torch.bfloat16),
+        LOG_PROBS | {"model": "emad-tiny", "decoder_dtype": "bfloat16"},
+        "tier logprobs; ",
+    ),
     "llama.cpp, each third request put off": (
         lambda: EachThird(completing(), "llama.cpp", window=WINDOW),
-        LIVE,
-        r"\d{3} requests, \d{3} retried \(\d{3} status 503\); it serves model served, window 512",
+        {},
+        r"\d{3,4} requests, \d{3} retried \(\d{3} status 503\); it serves model served, window 512",
     ),
     "without streams": (
         lambda: NoStream(completing(), window=WINDOW),
-        LIVE - 1,
+        {},
         "tier tokens \\(streams nothing\\); .*the decoder does not offer streaming: 1 tests do not apply",
     ),
 }
 
 
-# A run takes half a minute: one form of server and one fault stay in CI; test_inference_server.py has each.
-SELDOM = (
-    "llama.cpp, each third request put off",
-    "without streams",
-    "a position lost in decoding",
-    "blocks of 128 tokens kept by the first",
-    "a stream that hangs",
-)
+# A run takes a minute: one form of server and few faults stay in CI; test_inference_server.py has each.
+OFTEN = ("vllm", "prompt cut", "log-probabilities of another row")
 
 
 def each(table: dict[str, Any]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in table]
+    return [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in table]
 
 
 @pytest.mark.parametrize("server", each(RIGHT))
 def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
     pytester: pytest.Pytester, judge_apart: Run, server: str
 ) -> None:
-    make, live, words = RIGHT[server]
-    began = time.monotonic()
+    make, options, words = RIGHT[server]
+    asked = TIER | {"model": MODEL} | options
     with serve(make()) as url:
-        result = judge_apart(*SUITES, model=MODEL, decoder=url, **TIER)
+        result = judge_apart(*SUITES, decoder=url, **asked)
     report = json.loads((pytester.path / "report" / "report.json").read_text())
     passed = [test["nodeid"] for test in report["tests"] if test["outcome"] == "passed"]
+    streams = server != "without streams"
     assert result.ret == 0, text_of(result)
-    assert len(passed) == live, passed
+    assert len(passed) == LIVE[asked["tier"]] - (not streams), passed
     assert re.search(words, " ".join(text_of(result).split())), text_of(result)
-    assert [table["title"] for table in report["tables"]] == [STREAM_TIMES] * (live == LIVE)
-    assert time.monotonic() - began < 300
+    assert [table["title"] for table in report["tables"]] == [STREAM_TIMES] * streams
+    required = ["--require-tier", asked["tier"], "--require-decoder", "foreign"]
+    assert cli.main(["verify", str(pytester.path / "report"), *required]) == 0
 
 
-REQUESTS = "invariants/test_requests.py"
+POSITIONS, REQUESTS = "invariants/test_positions.py", "invariants/test_requests.py"
+SAMPLING, SHOWN = "fidelity/test_sampling.py", "fidelity/test_log_probs.py"
 FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and the message of its failed test
-    "prompts cut": (lambda: Engine(completing(507), window=WINDOW), "invariants/test_positions.py", "emitted"),
-    "a position lost in decoding": (
-        lambda: Engine(losing(301), window=WINDOW),
-        "invariants/test_positions.py",
-        "emitted",
-    ),
+    "a position lost in decoding": (lambda: Engine(losing(301), window=WINDOW), POSITIONS, "emitted"),
     "blocks of 128 tokens kept by the first": (
         lambda: Engine(keeping_blocks(128), window=WINDOW),
         REQUESTS,
@@ -143,13 +154,33 @@ FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, an
     ),
     "a stream that hangs": (lambda: Hanging(completing(), window=WINDOW), REQUESTS, "after 3 events of a stream"),
 }
+OF_VLLM = {  # defect of the stand-in for vLLM, file, message
+    "prompt cut": (POSITIONS, "emitted"),
+    "ended near the window's end": (POSITIONS, "and the stop tokens give"),
+    "temperature ignored": (SAMPLING, "of all temperatures"),
+    "temperature rounded to tenths": (SAMPLING, "temperature"),
+    "seed ignored": (SAMPLING, "drew other tokens the second time"),
+    "stops of another request": (REQUESTS, "requests at once, request"),
+    "a prefix kept by its first block": (REQUESTS, "emitted"),
+    "one token after a shared prefix": (REQUESTS, "emitted"),
+    "first token dropped": (REQUESTS, "emitted"),
+    "padding masked": (REQUESTS, "emitted"),
+    "log-probabilities of another row": (SHOWN, "audit log-probabilities"),
+    "K and V in float16": (SHOWN, "off by"),
+}
+FAULTS |= {name: (partial(make_server, MODEL, WINDOW, name), *told) for name, told in OF_VLLM.items()}
+
+
+def test_each_defect_of_the_stand_in_is_planted() -> None:
+    assert OF_VLLM.keys() == PLANTED.keys()
 
 
 @pytest.mark.parametrize("fault", each(FAULTS))
 def test_a_server_with_a_fault_is_red(judge_apart: Run, fault: str) -> None:
     make, file, words = FAULTS[fault]
+    asked = TIER | (LOG_PROBS if file == SHOWN else {}) | {"decoder_timeout": 4 if "hangs" in fault else 300}
     with serve(make()) as url:
-        result = judge_apart(file, model=MODEL, decoder=url, decoder_timeout=4 if "hangs" in fault else 300, **TIER)
+        result = judge_apart(file, model=MODEL, decoder=url, **asked)
     said = " ".join(text_of(result).split())
     assert result.ret == 1
     assert re.search(r"FAILED: \d tests? failed", said)
