@@ -296,7 +296,10 @@ class Merging(Threaded):
 def test_streams_are_judged_over_all_answers_of_a_test() -> None:
     """A process that lags merges tokens: one answer in parts among many shows that the decoder streams."""
     asked = DecoderUnderTest(Merging(50), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
-    finding, arrivals = check_and_time_streams(asked, PROMPTS, 2 * NEW)
+    try:
+        finding, arrivals = check_and_time_streams(asked, PROMPTS, 2 * NEW)
+    except Unsupported as refusal:
+        pytest.fail(str(refusal))  # the plugin would turn it into a skip
     assert finding.passed, finding.detail
     assert sum(each.came_in_parts for count, rows in arrivals.items() if count for each in rows) == 1
     with pytest.raises(Unsupported, match="arrive at once"):
