@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from tests.small_models import VOCABULARY
 
 
-class Letters:
+class Letters(PreTrainedTokenizerFast):
     """Maps each character to one token, so that no tokenizer has to be trained."""
 
-    eos_token_id = 0
-    backend_tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
-    backend_tokenizer.decoder = Fuse()
+    def __init__(self) -> None:
+        backend = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
+        backend.decoder = Fuse()
+        super().__init__(tokenizer_object=backend, eos_token="<0>")
 
-    def encode(self, text, *, add_special_tokens):
-        assert not add_special_tokens
+    def encode(self, text: str, **options: Any) -> list[int]:
+        assert options == {"add_special_tokens": False}
         return [ord(letter) % VOCABULARY for letter in text]
-
-    def decode(self, ids):
-        return "".join(f"<{i}>" for i in ids)

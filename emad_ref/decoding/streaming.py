@@ -3,8 +3,8 @@
 ``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``,
 ``stream_self_speculation`` those of ``draft``.
 
-In a byte-level vocabulary one character may take several tokens. The last of them has the whole character as its text,
-the others an empty text. Incomplete bytes appear as U+FFFD after the last token.
+The texts of all tokens join to what the tokenizer decodes of all ids. A token's text is what becomes final with it
+(``detokenizer``): one character may take several tokens, of which the last has the text; the last token has the rest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from tokenizers.decoders import DecodeStream
 
+from emad_ref.decoding.detokenizer import IncrementalDetokenizer
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
@@ -204,53 +203,3 @@ def _detokenized(
         last = StreamedToken(words.add_token(token), token, depth, layers, name)
     if last is not None:
         yield StreamedToken(last.text + words.flush(), last.token, last.depth, last.layers, last.model)
-
-
-class IncrementalDetokenizer:
-    """Converts ids to text one by one after the ids ``read`` so far: leading spaces depend on previous tokens."""
-
-    def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
-        self._tokenizer, self._pending = tokenizer, list[int]()
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._stream = _SlowTokenizerStream(tokenizer) if backend is None else _FastTokenizerStream(backend)
-        for token in read:
-            self.add_token(int(token))
-        self._pending.clear()
-
-    def add_token(self, token: int) -> str:
-        """The text that ``token`` completes; empty for a part of a character."""
-        self._pending.append(token)
-        text = self._stream.step(token)
-        if text is None:
-            return ""
-        self._pending.clear()
-        return str(text)
-
-    def flush(self) -> str:
-        """The rest of an incomplete character."""
-        return str(self._tokenizer.decode(self._pending)) if self._pending else ""
-
-
-class _FastTokenizerStream:
-    """Incremental text of a tokenizer with a Rust backend."""
-
-    def __init__(self, backend: Any):
-        self._backend, self._stream = backend, DecodeStream(skip_special_tokens=False)
-
-    def step(self, token: int) -> str | None:
-        return self._stream.step(self._backend, token)
-
-
-class _SlowTokenizerStream:
-    """Incremental text of a Python tokenizer: all ids are decoded again, since it has no stream."""
-
-    def __init__(self, tokenizer: Any):
-        self._tokenizer, self._ids, self._told = tokenizer, list[int](), ""
-
-    def step(self, token: int) -> str | None:
-        self._ids.append(token)
-        text = str(self._tokenizer.decode(self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        if text.endswith("\ufffd") or not text.startswith(self._told):
-            return None
-        new, self._told = text[len(self._told) :], text
-        return new

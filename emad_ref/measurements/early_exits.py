@@ -21,6 +21,7 @@ from emad_ref.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskIt
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import ConfidenceParameters, OperatingPoint, ScheduleName
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.protocol import Decoder, Prompt, Unsupported
@@ -202,7 +203,7 @@ def decode_items(subject: ModelUnderTest, task: str, items: TaskItems, point: Op
             work = work + record.work[0] if work is not None and record.work is not None else None
             depths += [record.tokens.select_sequence(row, phase=1).depth for row in range(len(batch))]
             texts += [
-                subject.tokenizer.decode(emitted.tolist(), skip_special_tokens=True).strip()
+                decode_tokens(subject.tokenizer, emitted.tolist(), skip_special_tokens=True).strip()
                 for emitted in record.emitted
             ]
     pairs = [(text, item.answers) for text, item in zip(texts, items.pairs, strict=True)]

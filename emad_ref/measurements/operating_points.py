@@ -17,7 +17,7 @@ from emad_ref.measurements.attachments import AttachedTable, Attachments
 from emad_ref.measurements.replay_and_flop_checks import FlopVerification
 from emad_ref.measurements.task_scores import LmEvalTaskScorer, TaskScores
 from emad_ref.measurements.traces import LensTraces
-from emad_ref.models.tokenizers import describe_loss_above_chance
+from emad_ref.models.tokenizers import decode_tokens, describe_loss_above_chance
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
@@ -376,7 +376,7 @@ def mean_word_length(tokenizer: Any, tokens: Ints) -> float:
     """Mean length of the words between spaces in the text of ``tokens``; infinite without a tokenizer."""
     if tokenizer is None:
         return float("inf")
-    words = str(tokenizer.decode(tokens, skip_special_tokens=True)).split()
+    words = decode_tokens(tokenizer, tokens.tolist(), skip_special_tokens=True).split()
     return sum(map(len, words)) / max(len(words), 1)
 
 
@@ -406,4 +406,4 @@ def decode_tokens_singly(tokenizer: Any, tokens: Ints) -> list[str]:
     """Text of each token alone; its id without a tokenizer."""
     if tokenizer is None:
         return [f"⟨{token}⟩" for token in tokens.tolist()]
-    return [str(tokenizer.decode([token])) for token in tokens.tolist()]
+    return [decode_tokens(tokenizer, [token]) for token in tokens.tolist()]

@@ -21,6 +21,7 @@ from emad_ref.errors import stop_run_on_error
 from emad_ref.measurements.latency import Decoding
 from emad_ref.measurements.pair_models import DRAFT_TOKENS, PairModels
 from emad_ref.measurements.task_scores import GENERATED_LINE, LmEvalTaskMetadata
+from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.statistics.units import ByItem
@@ -176,7 +177,7 @@ def make_world_task(name: str, models: PairModels, seed: int, guessed_on: int) -
 
     def answered(way: PairAnswerFunctions, split: Split, count: int) -> MarkedItems:
         written, asked = way.write(texts(split, count)), items(split, count)
-        decoded = [large.tokenizer.decode(one.tokens.tolist()) for one in written]
+        decoded = [decode_tokens(large.tokenizer, one.tokens.tolist()) for one in written]
         right = np.array([is_right(*each) for each in zip(asked, decoded, strict=True)], dtype=bool)
         return ByItem(right, cluster_duplicate_items(asked)), [[one] for one in written]
 

@@ -26,6 +26,7 @@ from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.exit_rules import default_probes
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools
@@ -621,7 +622,7 @@ class TaskScores:
                 batch = items[start : start + ROWS]
                 record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
                 right += [
-                    is_code_completion_correct(item.example, tokenizer.decode(emitted.tolist()))
+                    is_code_completion_correct(item.example, decode_tokens(tokenizer, emitted.tolist()))
                     for item, emitted in zip(batch, record.emitted, strict=True)
                 ]
         return np.array(right, dtype=bool)

@@ -91,6 +91,22 @@ def _is_restored(text: str, back: str, normalizer: Any | None) -> bool:
     return "".join(back.split()) == "".join(text.split())
 
 
+def decode_tokens(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """Text of ``ids``. An id beyond the tokenizer has none: those in Rust leave it out, those in Python would fail."""
+    known = ids if getattr(tokenizer, "backend_tokenizer", None) is not None else keep_known_ids(tokenizer, ids)
+    return str(tokenizer.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
+
+
+def keep_known_ids(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Those of ``ids`` that the tokenizer has: a model may have more rows than its tokenizer has tokens."""
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        return [each for each in ids if backend.id_to_token(each) is not None]
+    if max(ids, default=-1) < len(tokenizer):
+        return list(ids)
+    known = set(tokenizer.get_vocab().values())
+    return [each for each in ids if each in known]
+
+
 def describe_loss_above_chance(loss_nats: float, vocabulary: int) -> str:
     """Sentence about a mean loss per token above ln V; "" if it is not above.
 

@@ -48,6 +48,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, EmadError, is_number, suggest_nearest
 from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
 from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.tasks.continuation_scoring import (
@@ -407,7 +408,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
         def text(tokens: Sequence[int]) -> str:
-            return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+            return decode_tokens(self.tokenizer, tokens, skip_special_tokens=True)
 
         prompts = [Prompt(np.array(context, dtype=np.int64)) for context in contexts]
         stopped = make_stop_string_check(text, stops)

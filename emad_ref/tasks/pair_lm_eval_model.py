@@ -25,6 +25,7 @@ from lm_eval.models.utils import postprocess_generated_text
 from emad_ref.decoding.prefix_tree import TextGenerationRequest
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import LoadedModel
+from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
 from emad_ref.tasks.continuation_scoring import Answer, make_stop_string_check
@@ -161,7 +162,7 @@ class PairLM(EmadLM):
 
     def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
         def text(tokens: Sequence[int]) -> str:
-            return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+            return decode_tokens(self.tokenizer, tokens, skip_special_tokens=True)
 
         def written_text(tokens: list[int]) -> str:  # some ends of a text are not special tokens
             return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)

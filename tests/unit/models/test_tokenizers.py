@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
 from emad_ref import cli
-from emad_ref.decoding.streaming import IncrementalDetokenizer, stream
+from emad_ref.decoding.detokenizer import IncrementalDetokenizer
+from emad_ref.decoding.streaming import stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load, shared_vocabulary_size
