@@ -9,6 +9,7 @@ the configuration of the user's project.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
@@ -316,6 +317,29 @@ def _cache_folder(config: pytest.Config, name: str) -> Path:
     temporary = TemporaryDirectory(prefix=f"emad-{name}-", ignore_cleanup_errors=True)
     config.add_cleanup(temporary.cleanup)
     return Path(temporary.name)
+
+
+WAIT_POLICY = "OMP_WAIT_POLICY"
+
+
+def let_waiting_threads_sleep_if_busy(config: pytest.Config) -> str:
+    """Set OMP_WAIT_POLICY if the load average exceeds the cores; returns a header line, "" if nothing was set.
+
+    By default threads of a CPU kernel spin while they wait for each other. Beside other processes a run then takes ten
+    times as long. Kernels read the variable when torch is imported: nothing is set afterwards, or where the user chose.
+    """
+    chosen = {WAIT_POLICY, "OMP_NUM_THREADS"} & os.environ.keys()
+    if chosen or "torch" in sys.modules or not hasattr(os, "getloadavg"):
+        return ""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return ""
+    os.environ[WAIT_POLICY] = "PASSIVE"
+    config.add_cleanup(lambda: os.environ.pop(WAIT_POLICY, None))
+    return (
+        f"emad: busy machine, load average {load:.1f} on {cores} cores: set {WAIT_POLICY}=PASSIVE, so waiting threads "
+        "sleep; measured times are unsteady"
+    )
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from emad_ref.measurements.study import Budget
 from emad_ref.protocol import Unsupported
@@ -21,7 +21,7 @@ STEPS = 50  # Hypothesis's own default of operations per program of a state mach
 
 
 def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
-    """At least ``budget.examples`` examples in every phase, no deadline, derandomised, no database.
+    """At least ``budget.examples`` examples in every phase, no limit of time, derandomised, no database.
 
     ``steps``: operations per program of a state machine.
     """
@@ -32,6 +32,7 @@ def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
         stateful_step_count=max(steps, user.stateful_step_count if chosen else 0),
         phases=tuple(Phase),
         deadline=None,  # a slow machine is not a decoder's bug
+        suppress_health_check=tuple({*user.suppress_health_check, HealthCheck.too_slow}),
         derandomize=True,
         database=None,
         print_blob=True,

@@ -42,6 +42,7 @@ _REGISTERED = pytest.StashKey[dict[str, object]]()  # plugins registered under t
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _COLLECTION_LOG = pytest.StashKey[collection_log.CollectionLog]()
 _REPORT_FOLDER = pytest.StashKey[Path]()
+_BUSY = pytest.StashKey[str]()  # header line about a busy machine, or ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -118,6 +119,7 @@ def _prepare(config: pytest.Config) -> None:
     _refuse_blocked_plugins(config)
     if environment.requested_suite_arguments(config):
         environment.redirect_plugin_caches(config)
+        config.stash[_BUSY] = environment.let_waiting_threads_sleep_if_busy(config)
     config.stash[_COLLECTION_LOG] = attended = collection_log.CollectionLog(config)
     config.pluginmanager.register(attended, "emad-attendance")
     config.pluginmanager.register(collection_log.AttemptLog(), "emad-attempts")
@@ -198,9 +200,9 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def _header(config: pytest.Config) -> list[str]:
-    return format_header(
-        get_run_settings(config), format_judged_decoder_names(decoder_providers.provider_answer_counts(config))
-    )
+    decoder = format_judged_decoder_names(decoder_providers.provider_answer_counts(config))
+    busy = config.stash.get(_BUSY, "")
+    return [*format_header(get_run_settings(config), decoder), *([busy] if busy else [])]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,14 @@ def pytest_configure() -> None:
         )
 
 
+def pytest_sessionstart() -> None:
+    """Change Hypothesis's profile in force: a slow machine is no fault. Test modules are imported later."""
+    from hypothesis import HealthCheck, settings
+
+    timeless = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile(settings.get_current_profile_name(), settings(**timeless))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--run-slow", action="store_true", help="also run tests marked slow (tox -e slow, wheel, rates and docs do)"

@@ -127,7 +127,7 @@ def test_replay_of_a_rule_is_decoding_under_it(named: OperatingPoint, family: st
     assert len(set(depth.tolist())) > 1, "the point must discriminate"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_replay_of_drawn_thresholds_is_decoding_under_them(data: st.DataObject) -> None:
     named, schedule = data.draw(st.sampled_from(list(RULES))), data.draw(st.sampled_from(SCHEDULES))

@@ -38,7 +38,7 @@ def chained(*tables):
 
 
 @given(chains, chains, st.lists(rules, min_size=1, max_size=6), st.integers(1, NEW), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
     partners, stop = chained(small, large), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1), prompt(0)]
@@ -54,7 +54,7 @@ def test_every_rule_writes_what_it_would_alone(small, large, many, most, stops):
 
 
 @given(chains, chains, st.integers(1, 5), st.none() | st.floats(0.01, 2.5), st.integers(1, 20), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_speculation_writes_what_it_would_alone(draft, verifier, k, gate, most, stops):
     partners, stop = chained(draft, verifier), frozenset({3}) if stops else frozenset()
     prompts = [prompt(0), prompt(2, 1)]

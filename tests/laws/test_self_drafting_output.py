@@ -106,7 +106,7 @@ def ways(draw, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=6, deadline=None, derandomize=True)
+@settings(max_examples=6, derandomize=True)
 @given(data=st.data())
 def test_output_is_the_models_own_and_both_paths_draft_alike(family, data):
     """Greedy, through the protocol and on the timed path, which also reads the same gates."""

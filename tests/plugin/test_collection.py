@@ -147,6 +147,32 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
     run().assert_outcomes(passed=2)
 
 
+SLOW = """
+import time
+from hypothesis import given, settings, strategies as st
+from pytest_emad.hypothesis_profile import property_test_settings
+from emad_ref.measurements.study import BUDGETS
+slowly = st.integers().map(lambda number: time.sleep(0.3))
+@given(slowly)
+def test_drawn_by_the_profile(number): pass
+@property_test_settings(BUDGETS["smoke"])
+@given(slowly)
+def test_drawn_by_a_suite(number): time.sleep(0.3)
+"""
+
+
+def test_a_slow_machine_is_no_fault(suites: Path, run: Run) -> None:
+    (suites / "claims" / "test_one.py").write_text(SLOW)
+    run("suites").assert_outcomes(passed=2)
+
+
+def test_the_properties_of_these_tests_have_no_limit_of_time() -> None:
+    from hypothesis import HealthCheck, settings
+
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
+
+
 PROFILED = """
 from hypothesis import Phase, given, settings, strategies as st
 from pytest_emad.hypothesis_profile import property_test_settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +176,42 @@ def test_the_header_appears_where_something_of_ours_runs(suites: Path, project: 
     assert header not in run("test_plain.py").stdout.str()
     for asked in ("suites", "test_ours.py", "."):
         assert run(asked).stdout.str().count(header) == 1, asked
+
+
+@pytest.mark.parametrize(
+    ("load", "imported", "chosen", "policy"),
+    [
+        (1e4, set(), {}, "PASSIVE"),
+        (0.0, set(), {}, None),
+        (1e4, {"torch"}, {}, None),
+        (1e4, set(), {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        (1e4, set(), {"OMP_NUM_THREADS": "2"}, None),
+    ],
+)
+def test_on_a_busy_machine_waiting_threads_sleep(
+    suites: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    load: float,
+    imported: set[str],
+    chosen: dict[str, str],
+    policy: str | None,
+) -> None:
+    """Where torch runs already, or the user chose, nothing is set."""
+    monkeypatch.setattr(environment, "sys", SimpleNamespace(modules=imported))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    (suites / "claims" / "test_one.py").write_text(
+        f"import os\ndef test_one(): assert os.environ.get('OMP_WAIT_POLICY') == {policy!r}\n"
+    )
+    result = run("suites")
+    result.assert_outcomes(passed=1)
+    busy = "emad: busy machine, load average 10000.0 on "
+    assert (busy in result.stdout.str()) == (policy == "PASSIVE")
+    assert os.environ.get("OMP_WAIT_POLICY") == chosen.get("OMP_WAIT_POLICY"), "restored"
 
 
 @pytest.fixture

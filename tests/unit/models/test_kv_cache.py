@@ -147,7 +147,7 @@ def test_misuse_is_refused(stepper: Stepper, action: Any, message: str) -> None:
         action(filled(stepper)[0])
 
 
-@settings(deadline=None, max_examples=25, derandomize=True, database=None)
+@settings(max_examples=25, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_history_of_steps_rollbacks_frees_and_drops_is_a_fresh_one(stepper: Stepper, data: st.DataObject) -> None:
     """After any earlier steps, each row's logits are those of its own tokens at their own depths."""

@@ -44,7 +44,7 @@ def histogram_of(depth: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("ceiling", [CEILING, LAYERS])
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(sequences=SEQUENCES, prompt=st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_is_counted_is_what_ran_token_by_token(
     name: ScheduleName, ceiling: int, sequences: list[list[int]], prompt: int
 ) -> None:
@@ -61,7 +61,7 @@ def test_what_is_counted_is_what_ran_token_by_token(
 @pytest.mark.parametrize("shows", [True, False])
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(sequences=SEQUENCES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: bool, sequences: list[list[int]]) -> None:
     """Two independent derivations, one by layer and one by token."""
     places, depth = places_of(sequences)

@@ -133,7 +133,7 @@ def test_repeats_of_an_item_count_once():
     assert estimate_accuracy_drop(*alike, threshold=0.01).p_below == pytest.approx(0.99**100)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lost=st.integers(0, 40), gained=st.integers(0, 40), threshold=st.floats(-0.2, 0.2))
 def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshold):
     """Except where a table enters or leaves the tail: there the p-value jumps, by less than 1 % here."""
@@ -145,7 +145,7 @@ def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshol
         assert (drop.p_below <= 0.05) == (drop.high < threshold)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(lost=st.integers(0, 30), gained=st.integers(0, 30))
 def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
     reference, candidate = answers(lost, gained, 90)

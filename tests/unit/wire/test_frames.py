@@ -54,7 +54,7 @@ def raw(header, payload=b""):
     return MAGIC + FRAME_SIZES.pack(len(text), len(payload)) + text + payload
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.text(), JSON, max_size=4).filter(lambda header: "arrays" not in header),
     st.dictionaries(st.text(), ARRAYS, max_size=4),
@@ -143,7 +143,7 @@ def test_a_reader_may_allow_less_than_the_page_does():
         read_frame(Bytes(frame), 23)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(min_size=16, max_size=200))
 def test_random_bytes_are_no_frame(held):
     with pytest.raises(NotAFrame):

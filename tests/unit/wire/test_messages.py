@@ -46,7 +46,7 @@ SIZES = ReplyShapes(LAYERS, 1, VOCABULARY, counted=True)
 ROW = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(lambda row: np.array(row, dtype=np.int64))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ROW, max_size=4), st.randoms())
 def test_prompts_come_back_row_by_row(rows, random):
     plain = decode_prompts(encode_prompts([Prompt(row) for row in rows]))
@@ -302,7 +302,7 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(drawn_points())
 def test_every_point_comes_back_equal(point):
     text = json.dumps(json_fields.point_to_json(point), allow_nan=False)
