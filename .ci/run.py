@@ -5,9 +5,13 @@ The files git knows (tracked, and untracked but not ignored) are copied to an em
 README.md marks with ``<!-- main-job -->`` or ``<!-- tests -->`` runs as it stands, in an environment of its own, so
 that the main job cannot lean on what only the tests install. Exit status 1 if any command fails.
 
-    .ci/run              both commands
+    .ci/run              both commands, and ``newest``
     .ci/run main-job     one of them
     .ci/run --print      show the commands, run nothing
+
+``newest`` installs the wheels as a user does, without constraints. Only torch is the tested release, which a CPU index
+serves without CUDA. Then all suites run on emad-nano. ``oldest`` (``tox -e oldest``) does the same at the floors of
+pyproject.toml, with that torch.
 """
 
 from __future__ import annotations
@@ -18,11 +22,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("main-job", "tests")
+RANGES = ("newest", "oldest")  # ends of the range of versions that pyproject.toml allows
+INSTALLED_JOB = """\
+python3 -m venv .venv
+.venv/bin/pip wheel --no-deps --wheel-dir dist . emad_ref/models/weights
+.venv/bin/pip install --find-links dist {pinned} 'pytest-emad[suites,models]'
+.venv/bin/pip list
+.venv/bin/pytest --pyargs pytest_emad.suites --emad-model emad-nano --emad-gate known\
+"""
 # The last would keep bytecode from the copies: every process would compile torch and transformers anew, for 16 s.
 LEFT_OUT = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 
@@ -33,6 +46,16 @@ def command(readme: str, mark: str) -> str:
     if len(blocks) != 1:
         sys.exit(f"README.md: found {len(blocks)} code blocks marked <!-- {mark} -->, but expected exactly one")
     return blocks[0]
+
+
+def installed_job(end: str) -> str:
+    """Commands that install the wheels at one end of the range of versions, and judge emad-nano."""
+    pins = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if end == "oldest":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        bounds = [*project["dependencies"], *project["optional-dependencies"]["suites"]]
+        pins += [bound.replace(">=", "==") for bound in bounds if not bound.startswith("torch>")]
+    return INSTALLED_JOB.format(pinned=" ".join(pins))
 
 
 def copy_sources(target: Path) -> None:
@@ -63,11 +86,11 @@ def run(text: str, folder: Path) -> int:
 
 def main(arguments: list[str]) -> int:
     only_print = "--print" in arguments
-    marks = [argument for argument in arguments if argument != "--print"] or list(MARKS)
-    if unknown := sorted(set(marks) - set(MARKS)):
-        sys.exit(f"{unknown[0]!r}, but expected one of {', '.join(MARKS)}, --print")
+    marks = [argument for argument in arguments if argument != "--print"] or [*MARKS, "newest"]
+    if unknown := sorted(set(marks) - {*MARKS, *RANGES}):
+        sys.exit(f"{unknown[0]!r}, but expected one of {', '.join((*MARKS, *RANGES))}, --print")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    commands = {mark: command(readme, mark) for mark in marks}
+    commands = {mark: installed_job(mark) if mark in RANGES else command(readme, mark) for mark in marks}
     failed = []
     for mark, text in commands.items():
         print(f"=== {mark}\n{text}", flush=True)

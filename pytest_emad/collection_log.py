@@ -26,7 +26,7 @@ from emad_ref.errors import EmadError, RunStopped
 from emad_ref.report.deselection import HOME
 from emad_ref.report.schema import Outcome, SkipKind
 from pytest_emad import decoder_providers, environment, selection
-from pytest_emad.recorder import ATTEMPT, RAISED, REPLACED
+from pytest_emad.recorder import ATTEMPT, RAISED
 
 FEATURES = "emad_features"  # attribute of a report: features of the request that the decoder declined
 SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report, which xdist transfers
@@ -206,11 +206,6 @@ class AttemptLog:
             raise
         finally:
             _add_record(pyfuncitem, RAISED, {"outcome": outcome, "reason": reason})
-            if environment.is_shipped_test(pyfuncitem):
-                from pytest_emad import integrity  # parses the project's source
-
-                for part in integrity.find_replaced_code(pyfuncitem):
-                    _add_record(pyfuncitem, REPLACED, part)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -104,13 +104,18 @@ def _requested_models(request: pytest.FixtureRequest) -> list[LoadedModel]:
 
 @pytest.fixture(scope="session")
 def emad_model(request: pytest.FixtureRequest, emad_settings: RunSettings) -> Iterator[LoadedModel]:
-    """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
+    """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next.
+
+    At the end of its tests its weights must hash as at their start.
+    """
     from emad_ref.measurements.model_under_test import open_model
+    from emad_ref.measurements.run_resources import require_unchanged_weights
 
     with ExitStack() as stack:
         with stop_run_on_error():
             loaded = stack.enter_context(open_model(request.param, emad_settings.study))
-        yield loaded
+        with require_unchanged_weights(loaded):
+            yield loaded
 
 
 @pytest.fixture(scope="session")
@@ -159,10 +164,14 @@ def emad_pair_names(emad_settings: RunSettings) -> PairNames:
 def emad_pair(
     emad_settings: RunSettings, emad_host: RunResources, emad_register: dict[str, Claim]
 ) -> Iterator[PairMeasurements]:
-    """All measurements of the run's small and large model: one pair for all models under test."""
+    """All measurements of the run's small and large model: one pair for all models under test.
+
+    At the end of its tests the weights of both must hash as at their start.
+    """
     from emad_ref.claims.switching import get_reported_savings
     from emad_ref.measurements.model_under_test import open_model
     from emad_ref.measurements.pair_measurements import PairMeasurements
+    from emad_ref.measurements.run_resources import require_unchanged_weights
 
     with ExitStack() as stack:
         with stop_run_on_error():
@@ -170,7 +179,8 @@ def emad_pair(
             small, large = (stack.enter_context(open_model(name, study)) for name in names)
             wanted = get_reported_savings(emad_register["EAD-F1"])
             pair = PairMeasurements(small, large, study, emad_host, names=names, savings=wanted)
-        yield pair
+        with require_unchanged_weights(small), require_unchanged_weights(large):
+            yield pair
 
 
 def _pair_names(chosen: RunSettings) -> tuple[str, str]:

@@ -5,7 +5,6 @@ Importing it imports neither torch nor hypothesis, so that the installed package
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -35,10 +34,9 @@ from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.terminal import format_header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it unchanged
-OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", "emad-reporting", "emad-status")
-NO_SESSION = ("help", "version", "markers", "emad_selfcheck")  # options without a session
+REPORTING = "emad-reporting"
+OWN_PLUGINS = ("emad-fixtures", "emad-attendance", "emad-attempts", REPORTING)
 
-_REGISTERED = pytest.StashKey[dict[str, object]]()  # plugins registered under these names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _COLLECTION_LOG = pytest.StashKey[collection_log.CollectionLog]()
 _REPORT_FOLDER = pytest.StashKey[Path]()
@@ -60,37 +58,6 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from pytest_emad import selfcheck  # imports torch
 
     return selfcheck.run_selfcheck_for_status(config)
-
-
-class ExitStatusKeeper:
-    """Keeps the exit status of a run of the suites, even if another plugin's ``pytest_cmdline_main`` changes it.
-
-    It is registered after the first conftest files, so that its wrapper is the outermost.
-    """
-
-    def __init__(self) -> None:
-        self._session: pytest.Session | None = None
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self._session = session
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, object, object]:
-        status = yield
-        if status or hasattr(config, "workerinput") or subprocesses.is_replicate_process(config):
-            return status
-        if self._session is None:
-            if not environment.requested_suite_arguments(config) or any(config.getoption(name) for name in NO_SESSION):
-                return status
-            said, status = "emad: a plugin's pytest_cmdline_main ended this run before it began: no test ran", 1
-        elif _runs_suites(config) and (kept := int(self._session.exitstatus)):
-            said = f"emad: a plugin's pytest_cmdline_main returned {status} after this run had ended with {kept}"
-            status = kept
-        else:
-            return status
-        print(f"{said}; find the plugin or conftest.py with this hook", file=sys.stderr)
-        return status
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -126,8 +93,7 @@ def _prepare(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "emad-fixtures")
     decoder_providers.register_providers(config)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(ReportPlugin(config, attended), "emad-reporting")
-    config.stash[_REGISTERED] = {name: config.pluginmanager.get_plugin(name) for name in OWN_PLUGINS}
+        config.pluginmanager.register(ReportPlugin(config, attended), REPORTING)
 
 
 def _prepare_benchmarks(config: pytest.Config) -> None:
@@ -149,8 +115,8 @@ def _refuse_blocked_plugins(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and not _missing_plugins(config):
-        _settle_report(config)  # ``--help`` and similar options begin no session
+    if not hasattr(config, "workerinput"):
+        _settle_report_if_reporting(config)  # ``--help`` and similar options begin no session
         if _runs_suites(config):
             terminal.report_remaining_threads()
     if _PREVIOUS_PROFILE in config.stash:
@@ -167,7 +133,6 @@ def pytest_load_initial_conftests(
     if not subprocesses.is_replicate_process(early_config):
         _announce_report(early_config)
     yield
-    early_config.pluginmanager.register(ExitStatusKeeper(), "emad-status")
     environment.require_known_option_names(parser, args)  # a conftest may have added options
 
 
@@ -413,24 +378,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send a worker's number of torch threads to the controller, which does not import torch."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = torch_thread_count()
-    elif lost := _missing_plugins(session.config):
-        said = f"emad: {' and '.join(lost)} was taken out of this run, which proves nothing; leave every part of it in"
-        print(said, file=sys.stderr)
-        session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
     else:
-        _settle_report(session.config)
+        _settle_report_if_reporting(session.config)
 
 
-def _missing_plugins(config: pytest.Config) -> list[str]:
-    """Parts of this plugin that other code unregistered or replaced in a run of the suites."""
-    if not _runs_suites(config):
-        return []
-    held = config.pluginmanager.get_plugin
-    return [name for name, part in config.stash[_REGISTERED].items() if held(name) is not part]
+def _settle_report_if_reporting(config: pytest.Config) -> None:
+    """Remove the start mark if this run could write a report; else ``emad verify`` finds an unfinished run."""
+    if config.pluginmanager.has_plugin(REPORTING):
+        _settle_report(config)
 
 
 def _runs_suites(config: pytest.Config) -> bool:
     """Whether the command line names the suites, or the run collected a test of them."""
-    return _REGISTERED in config.stash and bool(
+    return _COLLECTION_LOG in config.stash and bool(
         environment.requested_suite_arguments(config) or config.stash[_COLLECTION_LOG].collected
     )

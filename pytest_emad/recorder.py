@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from emad_ref.measurements.attachments import Attachments
     from emad_ref.statistics.goldens import Goldens
 
-KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT, ATTEMPT, RAISED, REPLACED = tuple(
+KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT, ATTEMPT, RAISED = tuple(
     f"emad.record.{kind}"
     for kind in (
         *("claim", "point", "note", "model", "golden", "known", "table", "audit"),
-        *("attempt", "raised", "replaced"),  # written by ``collection_log``
+        *("attempt", "raised"),  # written by ``collection_log``
     )
 )
 

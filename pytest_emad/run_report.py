@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
@@ -51,7 +50,6 @@ from pytest_emad.recorder import (
     NOTE,
     POINT,
     RAISED,
-    REPLACED,
     TABLE,
     first_attempt_records,
     is_record,
@@ -84,7 +82,7 @@ class RunRecord:
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
         self.config, self.settings = config, get_run_settings(config)
-        self.records: dict[str, list[Any]] = {key: [] for key in (*RECORDS, "repeats", "replaced")}
+        self.records: dict[str, list[Any]] = {key: [] for key in (*RECORDS, "repeats")}
         self.tests: dict[str, dict[str, Any]] = {}
         self.torch_threads: int | None = None
         self.state: State = "running"
@@ -126,8 +124,6 @@ class RunRecord:
             elif kind == RAISED:
                 if TEST_OUTCOMES.index(value["outcome"]) > TEST_OUTCOMES.index(attempts[-1]["outcome"]):
                     attempts[-1] |= value  # the worst outcome of setup, body and teardown
-            elif kind == REPLACED:
-                self._add_once("replaced", value)
             elif kind == AUDIT:
                 later = {"attempt": len(attempts)} if len(attempts) > 1 else {}
                 self.records["audits"].append({"test": report.nodeid} | value | later)
@@ -266,7 +262,7 @@ class RunRecord:
             "notes": [*self.records["notes"], *describe_deselections(deselected, self.settings.to_json())],
             "known": self.records["known"],
             "tests": tests,
-            **{key: self.records[key] for key in ("audits", "repeats", "replaced")},
+            **{key: self.records[key] for key in ("audits", "repeats")},
             "provenance": self._provenance | {"torch_threads": threads},
         }
         return made | {"tier": build_tier_entry(made)}
@@ -353,8 +349,6 @@ class ReportPlugin:
         self._pages: WrittenPages | None = None  # the readable pages, once written
         self._started = self._stopped = self._stays = False
         self._without_tests = next((name for name in NO_TEST_OPTIONS if config.getoption(name, False)), None)
-        self._session: pytest.Session | None = None  # set at the end
-        self._status = 0  # the exit status that this plugin set
         self._kept: str | None = None  # the finished report that this run overwrote
         self._last: dict[str, Any] | None = None  # the report at the end of the run
 
@@ -471,19 +465,9 @@ class ReportPlugin:
             self._last = self.run.build_report(int(session.exitstatus))
         self._write(session)
         self._append_job_summary(session)
-        self._session, self._status = session, int(session.exitstatus)
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and self.config.get_verbosity() < 1:
             drop_own_warnings(terminal)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        """Restore the exit status if a later ``pytest_sessionfinish`` hook cleared it."""
-        session, status = self._session, self._status
-        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.is_plugin_run:
-            session.exitstatus = status
-            said = f"emad: a hook set the exit status to 0 after this run had ended with {status}; it stays {status}"
-            print(said, file=sys.stderr)
 
     def _ended(self, session: pytest.Session) -> State:
         if session.exitstatus == pytest.ExitCode.USAGE_ERROR:

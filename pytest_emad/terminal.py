@@ -18,6 +18,7 @@ import pytest
 
 from emad_ref.console import print_error
 from emad_ref.errors import escape_unsafe
+from emad_ref.report.provenance import describe_untested_versions
 from emad_ref.statistics.gate import UNDECIDED
 from pytest_emad.options import RunSettings
 from pytest_emad.recorder import EmadWarning
@@ -30,7 +31,7 @@ TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  
 def format_header(settings: RunSettings, decoder: str) -> list[str]:
     """Header lines: ``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and other non-default options.
 
-    Then a line for the decoder under test, and a line per waiver.
+    Then a line for the decoder under test, one for libraries newer than the tested ones, and a line per waiver.
     """
     parts = [
         f"model{'s' if len(settings.models) > 1 else ''} {', '.join(settings.models)}",
@@ -53,7 +54,9 @@ def format_header(settings: RunSettings, decoder: str) -> list[str]:
     if settings.update_golden:
         parts.append(f"UPDATING goldens in {settings.golden}")
     waived = [f"emad: waived {of}: {escape_unsafe(reason, MAX_WAIVER_LENGTH)}" for of, reason in settings.waive]
-    return [escape_unsafe(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
+    untested = [f"emad: newer than tested: {newer}"] if (newer := describe_untested_versions()) else []
+    lines = (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *untested, *waived)
+    return [escape_unsafe(line) for line in lines]
 
 
 def drop_own_warnings(terminal: pytest.TerminalReporter) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_commands_run_in_clean_copies_and_one_that_fails_fails_the_job(checkout:
     program = checkout / ".ci" / "run.py"
     program.write_text(program.read_text().replace("with_pip=True", "with_pip='-m pip' in text"))
     (checkout / "README.md").write_text(README.replace('bytecode)"\n', 'bytecode)"\nexit 3\n'))
-    done = ci(checkout)
+    done = ci(checkout, "main-job", "tests")
     assert done.returncode == 1
     assert "FAILED: main-job (exit status 3)" in done.stdout
     assert "main True False" in done.stdout, "environments keep bytecode"
@@ -84,7 +85,7 @@ def test_a_job_alone_succeeds(checkout: Path) -> None:
 def test_unknown_jobs_are_refused(checkout: Path) -> None:
     done = ci(checkout, "deploy")
     assert done.returncode == 1
-    assert "'deploy', but expected one of main-job, tests" in done.stdout
+    assert "'deploy', but expected one of main-job, tests, newest, oldest" in done.stdout
 
 
 def test_every_slow_test_is_run_by_an_environment_of_tox() -> None:
@@ -102,12 +103,25 @@ def test_the_readme_has_both_commands() -> None:
     """The main job installs only the package; the tests install the extra ``test``."""
     done = ci(ROOT, "--print")
     assert done.returncode == 0, done.stdout
-    main_job, tests = done.stdout.split("=== tests")
+    main_job, tests = done.stdout.partition("=== newest")[0].split("=== tests")
     for text in (main_job, tests):
         assert re.search(r"python3? -m venv \.venv", text)
         assert "-c constraints.txt" in text
     assert "pytest suites" in main_job
     assert "[test]" in tests
+
+
+def test_both_ends_of_the_range_of_versions_have_a_job() -> None:
+    """``newest`` pins torch alone; ``oldest`` pins every dependency of the suites to its floor, torch aside."""
+    done = ci(ROOT, "--print", "newest", "oldest")
+    assert done.returncode == 0, done.stdout
+    newest, oldest = (re.findall(r"[\w-]+==\S+", text) for text in done.stdout.split("=== oldest"))
+    torch = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert newest == torch
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    floors = {*project["dependencies"], *project["optional-dependencies"]["suites"]}
+    assert {*oldest} - {*torch} == {floor.replace(">=", "==") for floor in floors if not floor.startswith("torch>")}
+    assert "[testenv:oldest]" in (ROOT / "tox.ini").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from emad_ref.decoding.switching import SwitchingResult
 from emad_ref.errors import BadArgument
 from emad_ref.measurements.operating_points import CandidatePoints
 from emad_ref.measurements.study import BUDGETS, Budget, Study
-from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate
+from emad_ref.models.generation import LOOKUP, drafting_unavailable_reason, make_prompt_lookup_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
@@ -189,6 +189,8 @@ class LatencyBenchmark:
             return "the budget times no request of one row"
         if self.subject.is_seq2seq:
             return "an encoder-decoder model: what it emits is not in its prompt"
+        if reason := drafting_unavailable_reason(self.subject.loaded.model):
+            return f"prompt lookup: {reason}"
         try:
             self._lookup(self.subject.make_equal_prompts(1, 8), 3)
         except ValueError as refusal:  # raised by transformers for a model with a cache that cannot crop tokens

@@ -34,7 +34,7 @@ from emad_ref.measurements.latency import (
 )
 from emad_ref.measurements.replay_and_flop_checks import ReplayValidity
 from emad_ref.measurements.traces import LensTraces
-from emad_ref.models.generation import Generate, make_transformers_generate
+from emad_ref.models.generation import Generate, drafting_unavailable_reason, make_transformers_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.screening.drafts import ASSISTED, find_assistant_model, make_drafting_ablations, make_drafting_generate
@@ -349,7 +349,8 @@ class SelfSpeculationTiming:
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
         ways = {ADAPTIVE: make_drafting_generate(loaded, self._drafting)}
         ways |= make_drafting_ablations(loaded, self._drafting)
-        if (assistant := find_assistant_model(loaded)) is not None:
+        assistant = None if drafting_unavailable_reason(loaded.model) else find_assistant_model(loaded)
+        if assistant is not None:
             ways[ASSISTED] = make_transformers_generate(loaded.model, loaded.stepper.device, assistant=assistant.model)
 
         def one_row(way: Generate) -> Arm:

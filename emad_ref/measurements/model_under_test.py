@@ -31,12 +31,11 @@ from emad_ref.calibration.windows import (
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import iterate_sampled_documents
 from emad_ref.errors import EmadError
-from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_decoder_on_judge_model
+from emad_ref.measurements.run_resources import ModelIsolation, RunResources
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import count_traced_graphs, fail_on_recompile_limit, greedy_generate
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import ModelSpec
-from emad_ref.models.model_state_snapshots import ProcessSnapshot
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import to_numpy_float64
@@ -117,8 +116,7 @@ class ModelUnderTest:
 
     @property
     def stepper(self) -> Stepper:
-        """The judge's model, layer by layer. Raises ModelMutatedError if a decoder changed it."""
-        self.isolation.require_no_snapshot_difference()
+        """The judge's model, layer by layer."""
         return self.loaded.stepper
 
     @property
@@ -341,28 +339,14 @@ class ModelUnderTest:
 
         Raises:
             Unsupported: the provider declines this request.
-            ModelMutatedError: a foreign decoder changed the judge's model, or global state of the process.
         """
-        make, before = self._resources.make_decoder, ProcessSnapshot()
-        if foreign := make is not make_decoder_on_judge_model:
-            self.isolation.take_snapshot()
-        try:
-            with self.isolation.expose_judge_model(lambda: self.max_declarable_noise):
-                made = make(Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule))
-            decoder = self._with_source(made)
-        except Exception:
-            if foreign:
-                self.isolation.require_unchanged_since(before)
-            raise
-        foreign = foreign and not self.is_reference_decoder(decoder)
+        request = Request(self.isolation.ref, point, self.seed + seed, max_rows, temperature, own_rule)
+        with self.isolation.expose_judge_model(lambda: self.max_declarable_noise):
+            decoder = self._with_source(self._resources.make_decoder(request))
         try:
             yield decoder
         finally:
-            if foreign:
-                self.isolation.record_snapshot_difference()  # closing the decoder may remove a hook
             decoder.close()
-            if foreign:
-                self.isolation.require_unchanged_since(before)
 
     @contextmanager
     def open_audited_decoder(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:

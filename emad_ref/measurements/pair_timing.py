@@ -37,7 +37,12 @@ from emad_ref.measurements.pair_routing import RoutingRules
 from emad_ref.measurements.process_replicates import ProcessReplicates, SubprocessTask, join_timings, select_requests
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import PairNames, PairSampleSizes, Study
-from emad_ref.models.generation import LOOKUP, make_prompt_lookup_generate, make_transformers_generate
+from emad_ref.models.generation import (
+    LOOKUP,
+    drafting_unavailable_reason,
+    make_prompt_lookup_generate,
+    make_transformers_generate,
+)
 from emad_ref.models.loading import LoadedModel
 from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
@@ -69,12 +74,16 @@ def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt
 
     They keep no record, so their FLOPs are not counted.
     """
-    model, device, absent = large.model, large.stepper.device, {}
+    model, device = large.model, large.stepper.device
+    drafting = {ASSISTED: (small.model, model), LOOKUP: (model,)}
+    absent = {name: reason for name, models in drafting.items() if (reason := drafting_unavailable_reason(*models))}
     arms = {
         ASSISTED: make_transformers_generate(model, device, assistant=small.model),
         LOOKUP: make_prompt_lookup_generate(model, device),
     }
     for name, arm in arms.items():
+        if name in absent:
+            continue
         try:
             arm(prompt, TRIAL_TOKENS)
         except (RuntimeError, ValueError) as refusal:  # a cache that cannot be cropped, a model without one

@@ -1,9 +1,9 @@
 """Resources of a run for measurements: decoders under test, an isolated model copy, worker processes, progress bars.
 
 The lens, ``generate`` and every baseline run on the judge's model. ``request.model.load()`` gives any other decoder its
-own copy, so that quantised weights, hooks or a compiled forward do not affect the judge. After such a decoder closes,
-the judge's model is compared with its snapshot (``models.model_state_snapshots``). The reference decoder changes
-nothing and shares the judge's model, which requests do not expose (``get_judge_model``).
+own copy, so that quantised weights, hooks or a compiled forward do not affect the judge. The reference decoder changes
+nothing and shares the judge's model, which requests do not expose (``get_judge_model``). At the end of a run the
+weights of the judge's model are hashed again (``require_unchanged_weights``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, TextIO
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import EmadError
 from emad_ref.measurements.study import START_S
-from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
+from emad_ref.models.loading import LoadedModel, hash_weights, shared_vocabulary_size
 from emad_ref.models.model_spec import ModelSpec, find_safetensors_source_folder, save_model
-from emad_ref.models.model_state_snapshots import ModelMutatedError, ModelSnapshot, ProcessSnapshot
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth
 from emad_ref.probes.tuned_lens import copy_attachments
@@ -47,7 +47,7 @@ class ModelIsolation:
     """
 
     def __init__(self, loaded: LoadedModel, make_copy: Callable[[LoadedModel], LoadedModel] | None = None):
-        self._own, self._make_copy, self._broken = loaded, make_copy or reload_model, ""
+        self._own, self._make_copy = loaded, make_copy or reload_model
         self.ref = ModelRef(loaded.name, self._load)
 
     @cached_property
@@ -81,40 +81,28 @@ class ModelIsolation:
             _JUDGE_MODEL.reset(tokens[0])
             _MAX_NOISE.reset(tokens[1])
 
-    def take_snapshot(self) -> None:
-        """Take the snapshot of the judge's model, once, before the first decoder."""
-        _ = self._snapshot
 
-    @cached_property
-    def _snapshot(self) -> ModelSnapshot:
-        return ModelSnapshot(self._own.model)
+class ModelMutatedError(EmadError):
+    """Raised if the weights of the judge's own model have changed."""
 
-    def record_snapshot_difference(self) -> None:
-        """Compare the judge's model with its snapshot; ``require_no_snapshot_difference`` reports a difference."""
-        self._broken = self._broken or self._snapshot.describe_changes()
 
-    def require_unchanged_since(self, before: ProcessSnapshot) -> None:
-        """Raise ModelMutatedError if the model differs from its snapshot, or the process from ``before``.
+@contextmanager
+def require_unchanged_weights(loaded: LoadedModel) -> Iterator[None]:
+    """Hash the weights of the judge's model before and after the block.
 
-        The process is restored.
-        """
-        self.record_snapshot_difference()
-        around = before.restore()
-        self.require_no_snapshot_difference()
-        if around:
-            raise ModelMutatedError(
-                f"a decoder of {self._own.name} changed what the judge runs in, and every baseline with it: {around}; "
-                "it was put back: set it where it is needed, and put it back there, or decode in another process"
-            )
-
-    def require_no_snapshot_difference(self) -> None:
-        """Raise ModelMutatedError if an earlier ``record_snapshot_difference`` found a difference."""
-        if self._broken:
-            raise ModelMutatedError(
-                f"the judge's own model was changed: {self._broken} of {self._own.name} differs since the first "
-                "decoder was opened; a decoder has request.model.load() to itself, and must leave alone what else the "
-                "process holds"
-            )
+    Raises:
+        ModelMutatedError: they differ, so what was measured in between is of another model.
+    """
+    before = hash_weights(loaded.model)
+    yield
+    now = hash_weights(loaded.model)
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if changed:
+        more = f" and {len(changed) - 1} more tensors" if len(changed) > 1 else ""
+        raise ModelMutatedError(
+            f"the judge's own model was changed: {changed[0]}{more} of {loaded.name} no longer hash as before; "
+            "a decoder may change the model that request.model.load() gives it, and no other"
+        )
 
 
 def get_judge_model() -> LoadedModel | None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig, __version__
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from emad_ref.models.tokenizers import BOS, EOS, PAD, START
 from emad_ref.protocol import Prompt
@@ -122,6 +123,32 @@ def make_transformers_generate(model: Any, device: torch.device, **options: Any)
 def make_prompt_lookup_generate(model: Any, device: torch.device) -> Generate:
     """The same with transformers' prompt lookup, which drafts the continuation of an earlier equal n-gram."""
     return make_transformers_generate(model, device, prompt_lookup_num_tokens=LOOKUP_TOKENS)
+
+
+def drafting_unavailable_reason(*models: Any) -> str:
+    """Reason why transformers cannot verify drafts of and by these models here; "" if it can.
+
+    Assisted generation keeps more keys of a sliding window than the window, to take rejected drafts back. Before
+    huggingface/transformers#48280 the cache also returned them all: an eager step fails, and one of sdpa without a mask
+    attends beyond the window. The cache itself is tried, since a version number does not tell of a patched build.
+    """
+    windowed = any(any(DynamicCache(config=model.config).is_sliding) for model in models)
+    if not windowed or not _returns_keys_beyond_window():
+        return ""
+    return (
+        f"a sliding window, and the cache of transformers {__version__} returns keys beyond it while drafts are "
+        "verified; fixed in transformers 5.18"
+    )
+
+
+def _returns_keys_beyond_window() -> bool:
+    """Whether a window of 2 that keeps rejected drafts returns more keys than its mask covers."""
+    layer, states = DynamicSlidingWindowLayer(sliding_window=2), torch.zeros(1, 1, 3, 1)
+    layer.activate_past_recording()
+    layer.update(states, states)
+    masked, _ = layer.get_mask_sizes(1)
+    keys, _ = layer.update(states[:, :, :1], states[:, :, :1])
+    return bool(keys.shape[-2] != masked)
 
 
 @contextmanager

@@ -1,11 +1,10 @@
-"""Decoders that refuse, exit, or change the judge: its model, its process, or the run."""
+"""Decoders that refuse, exit, or change the judge: its model, or the run."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sys
-import time
 import unittest
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from emad_ref.decoding import speculation
@@ -37,8 +35,7 @@ ALONE = "invariants/test_apart.py::test_the_judges_model_is_left_alone"
 SPECULATION = "invariants/test_speculative.py::test_speculation_emits_what_its_verifier_would"
 NOISE = "fidelity/test_full_depth.py::test_declared_noise_is_what_rounding_can_honestly_need"
 KV = "invariants/test_kv_consistency.py::test_logits_at_any_admissible_depth_are_the_full_models"
-MODEL, AROUND = r"the judge's own model was changed: .*", "changed what the judge runs in.*"
-SLEEP_S = 0.002
+MODEL = r"the judge's own model was changed: .*"
 
 
 # ---------------------------------------------------------------- refusals and exits
@@ -73,7 +70,7 @@ def drop_work_counts(generate: Any, decoder: Any, *arguments: Any) -> Record:
 NOISE_DECLARED = mutate(prepare=declare_capabilities(logit_noise=1e6))
 
 
-# ---------------------------------------------------------------- the judge's model and process
+# ---------------------------------------------------------------- the judge's model
 
 
 def find_other_models(mine: nn.Module) -> list[Any]:
@@ -118,43 +115,6 @@ def zero_upper_weights(model: Any) -> None:
     weights = weight_matrices(model)
     for weight in weights[len(weights) // 2 :]:
         weight.data.zero_()
-
-
-def sleep_briefly(*_: Any) -> None:
-    time.sleep(SLEEP_S)
-
-
-def find_inner_linear(model: Any) -> Any:
-    return [each for each in model.modules() if isinstance(each, nn.Linear)][1]
-
-
-def replace_linear_forward(model: Any) -> None:
-    module = find_inner_linear(model)
-    forward = module.forward
-    module.forward = lambda *given: forward(*given)
-
-
-def add_torch_thread() -> None:
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-def set_default_dtype_float64() -> None:
-    torch.set_default_dtype(torch.float64)
-
-
-def slow_down_functional_linear() -> None:
-    fast = torch.nn.functional.linear
-
-    def slow(*given: Any) -> Any:
-        sleep_briefly()
-        return fast(*given)
-
-    torch.nn.functional.linear = slow  # type: ignore[assignment]  # that is what is wrong
-
-
-def halve_clock_speed() -> None:
-    right = time.perf_counter
-    time.perf_counter = lambda: right() / 2
 
 
 # ---------------------------------------------------------------- speculative decoding of the reference
@@ -224,25 +184,4 @@ MUTANTS = (
            change_other_models(change_one_weight), ALONE, MODEL + r"\w+\.weight"),
     Mutant("judge-upper-layers", "judge's model", "the upper layers of the judge's model are zeroed",
            change_other_models(zero_upper_weights), ALONE, MODEL + r"\w+\.weight"),
-    Mutant("judge-hook", "judge's model", "a hook is left on the judge's model",
-           change_other_models(lambda model: find_inner_linear(model).register_forward_hook(lambda *_: None)), ALONE,
-           MODEL + r"\(forward hooks\)"),
-    Mutant("judge-slowed", "judge's model", "a hook on the judge's model sleeps",
-           change_other_models(lambda model: find_inner_linear(model).register_forward_pre_hook(sleep_briefly)), ALONE,
-           MODEL + r"\(forward pre hooks\)"),
-    Mutant("judge-forward", "judge's model", "a forward of the judge's model is replaced",
-           change_other_models(replace_linear_forward), ALONE, MODEL + r"\(forward\)"),
-    Mutant("judge-training", "judge's model", "part of the judge's model is in training mode",
-           change_other_models(lambda model: find_inner_linear(model).train()), ALONE, MODEL + r"\(training mode\)"),
-    Mutant("process-threads", "judge's model", "baselines run on another number of threads",
-           change_process_state(add_torch_thread), ALONE, AROUND + r"set_num_threads"),
-    Mutant("process-precision", "judge's model", "the default dtype of the process is another",
-           change_process_state(set_default_dtype_float64), ALONE, AROUND + r"set_default_dtype"),
-    Mutant("process-slow-linear", "judge's model", "torch's linear sleeps",
-    change_process_state(slow_down_functional_linear),
-           ALONE,
-           AROUND + r"linear was replaced"),
-    Mutant("process-clock", "judge's model", "the process's clock runs at half speed",
-           change_process_state(halve_clock_speed),
-           ALONE, AROUND + r"perf_counter was replaced"),
 )  # fmt: skip

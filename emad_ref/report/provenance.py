@@ -18,6 +18,7 @@ from emad_ref.measurements.study import Study
 from emad_ref.report.deselection import HOME
 
 DISTRIBUTION = "pytest-emad"
+NEWEST_TESTED = {"torch": "2.13", "transformers": "5.24", "numpy": "2.4", "hypothesis": "6.170", "pytest": "9.2"}
 REPORTED_PACKAGES = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 
@@ -64,6 +65,19 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def describe_untested_versions() -> str:
+    """Libraries that are newer than the newest ones that these suites were run with; "" without any."""
+    from packaging.version import Version  # only for a run of the suites
+
+    found = {name: version for name in NEWEST_TESTED if (version := installed_version(name)) is not None}
+    newer = [
+        f"{name} {version} (tested up to {NEWEST_TESTED[name]})"
+        for name, version in found.items()
+        if Version(version).release[:2] > Version(NEWEST_TESTED[name]).release
+    ]
+    return ", ".join(newer)
 
 
 def git_describe(folder: Path) -> str | None:

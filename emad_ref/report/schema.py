@@ -27,7 +27,6 @@ Schema 2 adds the conditions of the results, from the first test on:
                 "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
-    replaced    [{"what", "by"}]: replaced parts of the judge, and their replacements
     deselected  [{"nodeid", "shipped", "claim"? of the test, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
     known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
@@ -184,7 +183,7 @@ SCHEMA_2_PARTS: dict[str, FieldFormatCheck] = dict.fromkeys(("tests", "audits", 
     "run": OBJECT,
     "decoder": OBJECT,
 }
-OPTIONAL_PARTS = ("repeats", "replaced")  # parts of schema 2 that reports of earlier versions lack
+OPTIONAL_PARTS = ("repeats",)  # parts of schema 2 that reports of earlier versions lack
 PARTS_OF_SCHEMA = {1: PARTS, 2: PARTS | SCHEMA_2_PARTS}
 ESTIMATE_KEYS = {
     "estimate": NUMBER,
@@ -222,7 +221,6 @@ REQUIRED_KEYS: dict[str, dict[str, FieldFormatCheck]] = {
         "attempt": COUNT,
         "alike": FLAG,
     },
-    "replaced": {"what": TEXT, "by": TEXT},
 }
 # part → keys of a part that is one object
 OBJECT_KEYS: dict[str, dict[str, FieldFormatCheck]] = {

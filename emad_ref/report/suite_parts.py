@@ -77,7 +77,6 @@ def merge_reports(
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
         "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
-        "replaced": deduplicate(part for report in reports for part in report.get("replaced", ())),
         "deselected": list(plan["deselected"]),
         "decoder": {
             "name": format_judged_decoder_names(providers),

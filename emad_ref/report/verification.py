@@ -8,7 +8,6 @@ tests, never a contradiction. ``find_contradictions`` gives one sentence for eac
 - A test reported as failed must have a failing verdict, a failing audit or a reason.
 - A shipped test that passed must have recorded an audit, a verdict, or the tables it exists for.
 - One verdict per claim, model and run, from the first attempt. A second try has another error rate.
-- No part of the judge is replaced.
 
 ``find_proof_shortfalls`` gives one sentence for each reason why a report is no proof.
 """
@@ -35,7 +34,6 @@ def find_contradictions(report: Report) -> list[str]:
     """One sentence for each contradiction in ``report`` (schema 2); empty if it is consistent."""
     tests = {entry["nodeid"]: entry for entry in report["tests"]}
     return [
-        *_replaced_parts(report),
         *_gate_contradictions(report),
         *_verdict_contradictions(report, tests),
         *_audit_contradictions(report, tests),
@@ -168,15 +166,6 @@ def _tests_without_evidence(report: Report) -> Iterator[str]:
         yield (
             f"{_first_names(nodeids)} passed, but put no audit and no verdict on record: that is no pass; find the "
             "fixture, hook or plugin that keeps body or audits from running"
-        )
-
-
-def _replaced_parts(report: Report) -> Iterator[str]:
-    parts = [f"{part['what']} by {part['by']}" for part in report.get("replaced", ())]
-    if parts:
-        yield (
-            f"replaced: {_first_names(parts)}: a run with another judge proves nothing; take the replacement out, or "
-            "provide the decoder by pytest_emad_make_decoder"
         )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.measurements.model_measurements import ModelMeasurements
+from emad_ref.measurements.run_resources import require_unchanged_weights
 from pytest_emad.recorder import Recorder
 from pytest_emad.suite_support import AuditFindingGate
 
@@ -16,12 +17,12 @@ NEW, ROWS, LENGTH = 8, 2, 8
 def test_the_judges_model_is_left_alone(
     emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, kind: str
 ) -> None:
-    """Opening a decoder compares the model before and after, here and in every other test."""
+    """A decoder changes no weight; the end of the run hashes the weights once more."""
     subject = emad_evidence.subject
     point = subject.full_depth_point if kind == "full depth" else emad_evidence.replay_validity.probing_point
     prompts = subject.make_equal_prompts(ROWS, LENGTH)
     before = subject.generate_greedy(prompts, NEW)
-    with subject.open_decoder(point, max_rows=ROWS) as decoder:
+    with require_unchanged_weights(subject.loaded), subject.open_decoder(point, max_rows=ROWS) as decoder:
         decoder.generate(prompts, NEW, frozenset())
     alike = subject.generate_greedy(prompts, NEW) == before
     detail = f"the model's own generate repeats {alike.sum()} of its {alike.size} tokens"

@@ -5,15 +5,20 @@ Among them: the published tasks to score, the number of documents of each, and w
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from emad_ref.measurements.study import BUDGETS
+from emad_ref.report import provenance
 from emad_ref.wire.address import ProgramAddress, ServerAddress
 from pytest_emad.options import OPTIONS, RunSettings, get_run_settings
 from tests.plugin.conftest import Run
 
+ROOT = Path(__file__).resolve().parents[2]
 VALUES: dict[str, tuple[str, Any]] = {
     "model": ("emad-nano", ("emad-nano",)),
     "corpus": ("world:mixed", "world:mixed"),
@@ -253,6 +258,24 @@ def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, r
     ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; seed 3; require speed"])
     elsewhere = run("--emad-decoder", "tcp:127.0.0.1:7007")
     elsewhere.stdout.fnmatch_lines(["emad: *; gate paper; decoder tcp:127.0.0.1:7007"])
+
+
+def test_a_library_newer_than_tested_is_a_line_and_no_failure(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile("def test(emad_settings): pass")
+    assert "newer than tested" not in run().stdout.str()
+    monkeypatch.setitem(provenance.NEWEST_TESTED, "pytest", "8.9")
+    newer = run()
+    assert newer.ret == 0
+    newer.stdout.fnmatch_lines([f"emad: newer than tested: pytest {pytest.__version__} (tested up to 8.9)"])
+
+
+def test_the_newest_tested_versions_are_no_older_than_those_of_constraints() -> None:
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([\w-]+)==(\d+\.\d+)", constraints, flags=re.MULTILINE))
+    for name, newest in provenance.NEWEST_TESTED.items():
+        assert Version(newest) >= Version(pinned[name]), name
 
 
 def test_a_program_runs_in_the_folder_that_names_it(project: pytest.Pytester) -> None:

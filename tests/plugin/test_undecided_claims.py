@@ -9,7 +9,6 @@ import pytest
 
 from emad_ref import cli
 from pytest_emad import environment as installation
-from pytest_emad import integrity
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
@@ -423,7 +422,6 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = types.ModuleType("emad_ref.measurements.run_resources")
     stand_in.make_decoder_on_judge_model = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
-    monkeypatch.setattr(integrity, "find_replaced_code", lambda item: [])  # which would name the stub
 
 
 def test_a_conftest_that_was_not_loaded_is_named(

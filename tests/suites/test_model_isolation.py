@@ -27,19 +27,10 @@ ALONE = f"{APART}::test_the_judges_model_is_left_alone"
 @pytest.mark.slow  # a process; the self-check of "judge-weight" in test_selfcheck.py starts one of the same kind
 def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
     """In a subprocess: such a decoder changes every model that it finds."""
-    pytester.makeconftest(hook("model_mutating", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
+    pytester.makeconftest(hook("model_mutating", "CHANGES, meddling", "meddling(CHANGES['a weight in place'][0])"))
     result = judge_apart(ALONE, more=(".",), model=tiny)
-    result.assert_outcomes(failed=2)
-    assert "ModelMutatedError: the judge's own model was changed: gpt_neox.layers.2 (forward pre hooks)" in text_of(
-        result
-    )
-
-
-def test_who_changes_what_it_runs_in_is_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
-    pytester.makeconftest(hook("model_mutating", "AROUND, careless", "careless(AROUND['a slow linear'][0])"))
-    result = judge(ALONE, more=(".",), model=tiny)
-    result.assert_outcomes(failed=2)
-    assert "torch.nn.functional.linear was replaced" in text_of(result)
+    result.assert_outcomes(failed=2, errors=1)  # the error: weights are hashed again at the end of the run
+    assert "ModelMutatedError: the judge's own model was changed: gpt_neox.layers.1.mlp" in text_of(result)
 
 
 def test_layers_that_run_before_a_router_chooses_are_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:

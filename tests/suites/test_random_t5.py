@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from pytest_emad import integrity
 from tests.suites.conftest import Run, only, text_of, verdicts_of
 
 # Tests of the two suites that an encoder-decoder cannot take (a forward without decoder inputs, lm-eval's
@@ -91,9 +90,6 @@ def test_random_weights_still_give_the_arithmetic_of_pruning(
     from emad_ref.models import bundled
 
     monkeypatch.setattr(bundled, "weights_folder", lambda: t5.parent)
-    monkeypatch.setattr(
-        integrity, "find_replaced_code", lambda item: []
-    )  # the folder of weights is replaced on purpose
     out = tmp_path / "out"
     result = judge("claims/test_model.py", model="random:t5", report=out, more=only("EE-1", "EE-4", "EE-5"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)

@@ -9,7 +9,6 @@ from transformers import AutoConfig
 
 from emad_ref.measurements.latency import INDICATIVE_PAIRS
 from emad_ref.models import bundled
-from pytest_emad import integrity
 from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
 
 QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
@@ -20,9 +19,6 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return a bundled name with a tiny geometry: ``random:`` reads its config and no weights."""
     AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
     monkeypatch.setattr(bundled, "weights_folder", lambda: tmp_path / "weights")
-    monkeypatch.setattr(
-        integrity, "find_replaced_code", lambda item: []
-    )  # the folder of weights is replaced on purpose
     return "random:pocket"
 
 

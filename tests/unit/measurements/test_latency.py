@@ -525,5 +525,7 @@ def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
     assert LatencyBenchmark(evidence.points).lookup_unavailable_reason.startswith(
         "prompt lookup: assisted generation is not supported"
     )
+    monkeypatch.setattr(latency, "drafting_unavailable_reason", lambda model: "a sliding window, and so on")
+    assert LatencyBenchmark(evidence.points).lookup_unavailable_reason == "prompt lookup: a sliding window, and so on"
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(2,))
     assert "no request of one row" in LatencyBenchmark(evidence.points).lookup_unavailable_reason

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.measurements.run_resources import RunResources
 from emad_ref.measurements.study import Study
 from emad_ref.models.generation import (
     describe_ignored_settings,
+    drafting_unavailable_reason,
     greedy_generate,
     ignored_generation_settings,
     make_prompt_lookup_generate,
@@ -209,3 +211,30 @@ def test_what_a_config_wants_collected_is_not_and_is_named(tmp_path: Path, name:
     loaded.model.register_forward_hook(lambda module, given, made: seen.append(made))
     greedy_generate(loaded.model, given(), 2)
     assert (seen[0].hidden_states, seen[0].attentions) == (None, None)
+
+
+# ------------------------------------------------------------ drafts over a sliding window
+
+
+@pytest.mark.parametrize("family", ["mistral_window", "gemma2", "gemma3", "smollm3_window"])
+def test_drafts_are_refused_where_the_cache_returns_keys_beyond_a_window(
+    monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Planted: the cache of transformers 5.17, whose windows return all that they keep."""
+    windowed, plain = small_model(family), small_model("llama")
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", DynamicLayer.update)
+    for models in ((windowed,), (plain, windowed), (windowed, plain)):
+        assert drafting_unavailable_reason(*models).startswith("a sliding window, and the cache of transformers ")
+    assert drafting_unavailable_reason(plain) == ""
+
+
+@pytest.mark.parametrize("family", ["mistral_window", "gemma3"])
+def test_drafts_over_a_sliding_window_give_the_models_tokens_or_a_reason(family: str) -> None:
+    """With the installed transformers: beyond the window, by lookup and by a draft model of the same family."""
+    model, draft = small_model(family), small_model(family, seed=1)
+    prompt = Prompt(np.tile(np.array([5, 9, 2, 44]), 4))
+    plain = make_transformers_generate(model, torch.device("cpu"))(prompt, NEW)
+    if not drafting_unavailable_reason(model, draft):
+        for options in ({"assistant": draft}, {"assistant": model}, {"prompt_lookup_num_tokens": 3}):
+            drafted = make_transformers_generate(model, torch.device("cpu"), **options)(prompt, NEW)
+            np.testing.assert_array_equal(drafted, plain)

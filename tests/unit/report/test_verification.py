@@ -156,7 +156,6 @@ CONTRADICTORY = [
     ),
     ({"audits": [audit("t")]}, "audit rows is of t, but no such test is on record"),
     ({"audits": []}, "passed, but put no audit and no verdict on record: that is no pass"),
-    ({"replaced": [{"what": "fixture emad_audit", "by": "conftest.py:3"}]}, "replaced: fixture emad_audit by conftest"),
     (
         {"repeats": [REPEAT | {"test": f"{INVARIANT}[m]", "alike": True}]},
         "EMAD-F1 of m was decided 2 times (survived, then survived)",
