@@ -322,6 +322,10 @@ def _cache_folder(config: pytest.Config, name: str) -> Path:
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
+def _unset_wait_policy() -> None:
+    os.environ.pop(WAIT_POLICY, None)
+
+
 def let_waiting_threads_sleep_if_busy(config: pytest.Config) -> str:
     """Set OMP_WAIT_POLICY if the load average exceeds the cores; returns a header line, "" if nothing was set.
 
@@ -335,7 +339,7 @@ def let_waiting_threads_sleep_if_busy(config: pytest.Config) -> str:
     if load <= cores:
         return ""
     os.environ[WAIT_POLICY] = "PASSIVE"
-    config.add_cleanup(lambda: os.environ.pop(WAIT_POLICY, None))
+    config.add_cleanup(_unset_wait_policy)
     return (
         f"emad: busy machine, load average {load:.1f} on {cores} cores: set {WAIT_POLICY}=PASSIVE, so waiting threads "
         "sleep; measured times are unsteady"

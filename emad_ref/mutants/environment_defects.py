@@ -6,11 +6,10 @@ import gc
 import os
 import sys
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-import numpy as np
 import pytest
 from torch import nn
 
@@ -133,9 +132,9 @@ def resample_from_draft() -> None:
 def read_bonus_token_early() -> None:
     """Reads the token after accepted drafts at the position of the last of them."""
 
-    def verify(self: speculation.SpeculativeSequence, logits: Floats) -> None:
+    def verify(self: speculation.SpeculativeSequence, logits: Sequence[Floats]) -> None:
         drafts = len(self.drafts)
-        VERIFY_ROUND(self, np.concatenate([logits[:drafts], logits[drafts - 1 :]]))
+        VERIFY_ROUND(self, [*logits[:drafts], *logits[drafts - 1 :]])
 
     speculation.SpeculativeSequence.verify_drafts = verify  # type: ignore[method-assign]  # that is what is wrong
 

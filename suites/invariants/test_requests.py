@@ -131,8 +131,8 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         _,
     ):
         unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, (len(nested), UNSEEN))
-        texts = [np.concatenate([ids, each.tokens[UNSEEN:]]) for ids, each in zip(unseen, nested, strict=True)]
-        emad_audit(check_nested_prompts(under_test, texts, BATCHED, emad_rng))
+        nested_texts = [np.concatenate([ids, each.tokens[UNSEEN:]]) for ids, each in zip(unseen, nested, strict=True)]
+        emad_audit(check_nested_prompts(under_test, nested_texts, BATCHED, emad_rng))
         ids = subject.special_tokens[: subject.scale_by_audit_share(SPECIAL_IDS, 2)]
         emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
 
