@@ -2,7 +2,8 @@
 
 session_checks         forced depths, rollback, simultaneous sessions, ``last`` of ``feed``
 decoding_checks        decisions on given tokens, ``generate``, rows of a batch, agreement with replay
-requests               many rows, stop sets, common prefixes, requests between the steps of sessions
+requests               many rows, stop sets, special tokens, requests between the steps of sessions
+shared_prefixes        prompts with a common beginning, which a prefix cache may confuse
 positions              every position of the window is written and read
 point_fields           every field of an operating point is honoured, or the point is declined
 threshold_comparisons  signals and thresholds are compared to the last digit

@@ -24,7 +24,8 @@ from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import EmadError
 from emad_ref.measurements.study import START_S
-from emad_ref.models.loading import LoadedModel, hash_weights, shared_vocabulary_size
+from emad_ref.models.fingerprint import hash_weights
+from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.models.model_spec import ModelSpec, find_safetensors_source_folder, save_model
 from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth

@@ -10,8 +10,6 @@ layer like any other (``models.placement``).
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -79,6 +77,7 @@ from emad_ref.models.diagnosis import (
 )
 from emad_ref.models.downloads import dequantise_gguf, read_origin
 from emad_ref.models.families import ATTENTION_KERNELS, FAMILIES, FAST, WALKED, anatomy_of, get_family
+from emad_ref.models.fingerprint import fingerprint_of
 from emad_ref.models.generation import describe_ignored_settings, disable_per_layer_outputs, ignored_generation_settings
 from emad_ref.models.geometry import Geometry, geometry_of, published_config
 from emad_ref.models.names import (
@@ -365,42 +364,6 @@ def _place(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict
         )
     placed = accelerate.dispatch_model(model, spread, skip_keys=model._skip_keys_device_placement)
     return placed, {module: str(place) for module, place in spread.items()}
-
-
-def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
-    """sha256, hex, over the config, every parameter's name, shape, dtype and bytes, and the tokenizer.
-
-    About a second per GB. Paths, library versions and the device are not included.
-    """
-    digest = hashlib.sha256()
-    config = model.config.to_dict()
-    for key in ("_name_or_path", "transformers_version", "_commit_hash", "dtype", "torch_dtype", "architectures"):
-        config.pop(key, None)
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, parameter in sorted(model.named_parameters()):
-        _update_with_tensor(digest, name, parameter)
-    if tokenizer is not None:
-        digest.update(tokenizer_identity_text(tokenizer).encode())
-    return digest.hexdigest()
-
-
-def hash_weights(model: torch.nn.Module) -> dict[str, str]:
-    """sha256, hex, of each tensor of the model's state dict by name, over dtype, shape and bytes.
-
-    About a second per GB. Buffers outside the state dict are left out, since some models rewrite theirs while they
-    run: rotary frequencies that depend on the length.
-    """
-    digests = {}
-    for name, tensor in model.state_dict().items():
-        digest = hashlib.sha256()
-        _update_with_tensor(digest, name, tensor)
-        digests[name] = digest.hexdigest()
-    return digests
-
-
-def _update_with_tensor(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
-    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 # ---------------------------------------------------------------- weights

@@ -42,7 +42,7 @@ COUNTS = ("encoder_tokens", "encoder_context")  # numeric fields of Work
 class RequestedModel:
     """The model to decode with: the folder of its weights, and the client's own dtype and device.
 
-    ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.loading.fingerprint_of``.
+    ``folder``: absolute, with config.json and safetensors. ``fingerprint``: as ``models.fingerprint.fingerprint_of``.
     """
 
     name: str

@@ -14,20 +14,18 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.requests import (
-    VARIATIONS,
     check_and_time_streams,
     check_batch_sizes,
-    check_nested_prompts,
     check_repeated_requests,
     check_requests_between_session_steps,
     check_row_endings,
     check_sampled_streams,
-    check_shared_prefixes,
     check_simultaneous_requests,
     check_simultaneous_samples,
     check_special_tokens,
 )
 from emad_ref.audit.sampling import draw_temperature
+from emad_ref.audit.shared_prefixes import VARIATIONS, check_nested_prompts, check_shared_prefixes
 from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported

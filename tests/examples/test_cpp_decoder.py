@@ -24,12 +24,8 @@ from emad_ref.audit import (
     tolerance,
 )
 from emad_ref.audit.reference_logits import Lens
-from emad_ref.audit.requests import (
-    check_batch_sizes,
-    check_requests_between_session_steps,
-    check_row_endings,
-    check_shared_prefixes,
-)
+from emad_ref.audit.requests import check_batch_sizes, check_requests_between_session_steps, check_row_endings
+from emad_ref.audit.shared_prefixes import check_shared_prefixes
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated

@@ -21,18 +21,15 @@ from emad_ref.audit.finding import Finding
 from emad_ref.audit.reference_logits import PrefixCachingLens
 from emad_ref.audit.requests import (
     MAX_STOP_TOKENS,
-    VARIATIONS,
     check_and_time_streams,
     check_batch_sizes,
     check_requests_between_session_steps,
     check_row_endings,
-    check_shared_prefixes,
     check_simultaneous_requests,
     check_simultaneous_samples,
     draw_stop_tokens,
-    prompt_variations,
-    swapped_half_variations,
 )
+from emad_ref.audit.shared_prefixes import VARIATIONS, check_shared_prefixes, prompt_variations, swapped_half_variations
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth

@@ -20,8 +20,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models import bundled, loading
 from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fingerprint import fingerprint_of
 from emad_ref.models.geometry import published_geometry
-from emad_ref.models.loading import fingerprint_of, load
+from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.names import HUB, ModelUnavailable, require_weights_available
 from emad_ref.models.stepper import Stepper

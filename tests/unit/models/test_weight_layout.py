@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from emad_ref.models.loading import fingerprint_of, load
+from emad_ref.models.fingerprint import fingerprint_of
+from emad_ref.models.loading import load
 from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weights, to_preferred_weight_layout
 from tests.small_models import small_model
 

@@ -23,16 +23,15 @@ from emad_ref.audit.finding import Finding
 from emad_ref.audit.log_probs import check_log_probs
 from emad_ref.audit.requests import (
     ABORTED_AFTER,
-    VARIATIONS,
     check_and_time_streams,
     check_batch_sizes,
     check_repeated_requests,
     check_row_endings,
     check_sampled_streams,
-    check_shared_prefixes,
     check_simultaneous_requests,
 )
 from emad_ref.audit.sampling import check_sampling
+from emad_ref.audit.shared_prefixes import VARIATIONS, check_shared_prefixes
 from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth, truncated
