@@ -13,22 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import emad_ref
-from emad_ref.cli import build_parser
-from pytest_emad import fixtures
-from pytest_emad.options import OPTIONS
+import pytest_emad
+from pytest_emad.cli import build_parser
+from pytest_emad.run import fixtures
+from pytest_emad.run.options import OPTIONS
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 
 
 def exports() -> str:
-    """An autodoc directive for each name that ``emad_ref`` exports."""
-    return "\n\n".join(_autodoc(name, getattr(emad_ref, name)) for name in emad_ref.__all__ if name != "__version__")
+    """An autodoc directive for each name that the reference and the judge export."""
+    return "\n\n".join(
+        _autodoc(package.__name__, name, getattr(package, name))
+        for package in (emad_ref, pytest_emad)
+        for name in package.__all__
+        if name != "__version__"
+    )
 
 
-def _autodoc(name: str, value: Any) -> str:
+def _autodoc(package: str, name: str, value: Any) -> str:
     kind = "autoclass" if inspect.isclass(value) else "autofunction"
     members = "\n   :members:" if kind == "autoclass" else ""
-    return f"### `{name}`\n\n```{{eval-rst}}\n.. {kind}:: emad_ref.{name}{members}\n```"
+    return f"### `{name}`\n\n```{{eval-rst}}\n.. {kind}:: {package}.{name}{members}\n```"
 
 
 def hooks() -> str:

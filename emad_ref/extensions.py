@@ -7,7 +7,7 @@ A distribution names an ``Extension`` in its metadata, and every command and sui
 
     EXTENSION = Extension(
         register=Path(__file__).with_name("claims.toml"),
-        questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, an emad_ref.claims.base.Question
+        questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, a pytest_emad.claims.base.Question
         corpora={"mine:logs": "mine.text:documents"},       # documents(split, seed, data) → texts
         tables={"tokens by layer": "mine.tables:by_layer"}, # by_layer(evidence) → Attachments
         provenance="mine.emad:facts",                       # facts() → built-in values

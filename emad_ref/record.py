@@ -1,7 +1,7 @@
 """Record of a decoder's decisions and executed work. Uses only NumPy, and no clock.
 
 ``TokenTable``  one row per processed token: the decisions (depth D_t, cap D_{t-1}, phase).
-``Work``        executed work, summed per layer. With a model's geometry it gives FLOPs (``benchmark.flops``).
+``Work``        executed work, summed per layer. With a model's geometry it gives FLOPs (``flop_ledger``).
 ``Record``      both, plus the signals compared and the reason each row stopped.
 
 Layers count from 1 to L for users; column ``l - 1`` of a per-layer array belongs to layer ``l``.

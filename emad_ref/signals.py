@@ -151,7 +151,7 @@ class Signal:
     ``estimated``    whether estimators of it exist (``point.EntropyEstimator``).
     ``early_exit``   whether ``exit_rules.early_exit_point`` builds rules with it, as in the early-exit papers.
     ``sweeps``       its comparisons of thresholds: ``criterion``, of criteria at equal probes (``sweep.components``);
-                     ``front``, against EMAD by quantiles of its values (``sweep.grids``); ``screening``, of ``emad
+                     ``front``, against EMAD by quantiles of its values (``replay.grids``); ``screening``, of ``emad
                      screen`` (``screening.exit_families``), which needs ``thresholds``.
     ``thresholds``   the range of its thresholds, if bounded.
     """

@@ -25,8 +25,8 @@ from emad_ref.models.loading import LoadedModel, get_required_tokenizer, require
 from emad_ref.models.tokenizers import describe_loss_above_chance
 from emad_ref.point import full_depth
 from emad_ref.record import Ints
-from emad_ref.sweep.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
-from emad_ref.sweep.losses import (
+from emad_ref.replay.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
+from emad_ref.replay.losses import (
     MAX_PERPLEXITY_POINTS,
     MAX_RELATIVE_RISE,
     PointLoss,

@@ -4,7 +4,7 @@
 
 For every model, in float32 and bfloat16:
 
-    tolerances, bandwidth   exactness and speed of full depth here (``emad_ref.measurements.hardware``)
+    tolerances, bandwidth   exactness and speed of full depth here (``pytest_emad.measurements.hardware``)
     graphs                  captured steps against eager ones and ``generate``, if the device can capture
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)
@@ -33,8 +33,8 @@ from emad_ref.console import run_cli_command
 from emad_ref.errors import EmadError
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.protocol import Unsupported
-from emad_ref.report.schema import BadReport, read_report
-from pytest_emad import subprocesses
+from pytest_emad.report.schema import BadReport, read_report
+from pytest_emad.run import subprocesses
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
@@ -81,7 +81,7 @@ def build_argument_parser() -> argparse.ArgumentParser:
 def plan_machine_measurements(chosen: argparse.Namespace) -> Iterator[MachineMeasurement]:
     """The chosen steps, in the chosen order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
-    from emad_ref.measurements.hardware import (
+    from pytest_emad.measurements.hardware import (
         compare_cached_steps,
         compare_captured_steps,
         measure_relative_weight_bandwidth,
@@ -113,7 +113,7 @@ def run_and_record_measurements(
     chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic
 ) -> dict[str, Any]:
     """Run all steps and write the record after each."""
-    from emad_ref.benchmark.machine import machine_facts, measure_copy_bandwidth
+    from pytest_emad.benchmark.machine import machine_facts, measure_copy_bandwidth
 
     ends = clock() + 60 * chosen.minutes
     record: dict[str, Any] = {

@@ -14,24 +14,24 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.report import schema
-from emad_ref.report.provenance import format_judged_decoder_names, torch_thread_count
-from emad_ref.report.tiers import model_names_for_test_ids
-from pytest_emad import (
+from pytest_emad import hookspecs
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.report import schema
+from pytest_emad.report.provenance import format_judged_decoder_names, torch_thread_count
+from pytest_emad.report.tiers import model_names_for_test_ids
+from pytest_emad.run import (
     collection_log,
     decoder_providers,
     environment,
     fixtures,
-    hookspecs,
     replayed,
     selection,
     subprocesses,
     terminal,
 )
-from pytest_emad.options import SELFCHECK, add_options, get_run_settings, load_claims_register
-from pytest_emad.run_report import USAGE_ERROR_NODE, ReportPlugin
-from pytest_emad.terminal import format_header
+from pytest_emad.run.options import SELFCHECK, add_options, get_run_settings, load_claims_register
+from pytest_emad.run.run_report import USAGE_ERROR_NODE, ReportPlugin
+from pytest_emad.run.terminal import format_header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it unchanged
 REPORTING = "emad-reporting"
@@ -55,7 +55,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
         return subprocesses.run_replicate_task(config)
     if config.getoption(SELFCHECK) is None:
         return None
-    from pytest_emad import selfcheck  # imports torch
+    from pytest_emad.run import selfcheck  # imports torch
 
     return selfcheck.run_selfcheck_for_status(config)
 
@@ -194,7 +194,7 @@ def _load_hypothesis_profile(config: pytest.Config) -> None:
     """Load the suites' Hypothesis profile, which a user's profile can only strengthen."""
     from hypothesis import settings as hypothesis_settings
 
-    from pytest_emad.hypothesis_profile import PROFILE, describe_weaker_profile, property_test_settings
+    from pytest_emad.run.hypothesis_profile import PROFILE, describe_weaker_profile, property_test_settings
 
     config.stash[_PREVIOUS_PROFILE] = hypothesis_settings.get_current_profile_name()
     if weaker := describe_weaker_profile(get_run_settings(config).budget):
@@ -322,7 +322,7 @@ def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
     """Refuse timing tests under a coverage tool, profiler or debugger, which slows one arm more than the other."""
     if not (measuring := [item for item in items if selection.is_timing_or_energy_test(item)]):
         return
-    from emad_ref.benchmark.clock import iterate_active_tracers
+    from pytest_emad.benchmark.clock import iterate_active_tracers
 
     if found := list(iterate_active_tracers()):
         raise pytest.UsageError(

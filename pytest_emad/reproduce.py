@@ -2,7 +2,7 @@
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
-A unit of work is a model and a folder of the suites; ``emad_ref.report.suite_parts`` describes DIR. A folder with
+A unit of work is a model and a folder of the suites; ``pytest_emad.report.suite_parts`` describes DIR. A folder with
 measuring and other tests is split in two. The command skips a unit already judged for the same version, budget and
 options, so it continues after an interruption. A falsified claim is a result, not a failure of the command.
 
@@ -32,17 +32,18 @@ import pytest
 from tqdm import tqdm
 
 from emad_ref import __version__
-from emad_ref.cli.arguments import add_worker_executor_argument
 from emad_ref.console import run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
-from emad_ref.measurements import option_values
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.report import schema
-from emad_ref.report.deselection import PREFIX
-from emad_ref.report.provenance import package_git_commit
-from emad_ref.report.schema import Report
-from emad_ref.report.suite_parts import (
+from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
+from pytest_emad.cli.arguments import add_worker_executor_argument
+from pytest_emad.measurements import option_values
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.report import schema
+from pytest_emad.report.deselection import PREFIX
+from pytest_emad.report.provenance import package_git_commit
+from pytest_emad.report.schema import Report
+from pytest_emad.report.suite_parts import (
     DECIDED_STATUSES,
     LOG_FILE,
     PARTS_FILE,
@@ -54,9 +55,8 @@ from emad_ref.report.suite_parts import (
     write_merged_report,
     write_models_summary,
 )
-from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
-from pytest_emad import environment, selection, subprocesses
-from pytest_emad.collection_log import CollectionLog
+from pytest_emad.run import environment, selection, subprocesses
+from pytest_emad.run.collection_log import CollectionLog
 
 PARTITION_PLUGIN = ("-p", "pytest_emad.reproduce")
 RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged, and of one that cannot

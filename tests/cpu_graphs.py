@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from emad_ref.models import graph_capture
-from emad_ref.models.graph_capture import GraphCaptureError
+from emad_ref.models.fast import graph_capture
+from emad_ref.models.fast.graph_capture import GraphCaptureError
 
 # operations that wait for the device, or copy from the host
 REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})

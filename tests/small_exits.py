@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from emad_ref.measurements import early_exit_tasks
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
+from pytest_emad.measurements import early_exit_tasks
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
 from tests.unit.tasks.test_datasets import write
 
 TUNED = "emad-t5-tiny-tuned"

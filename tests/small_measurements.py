@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
+from pytest_emad.audit.finding import Finding
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
 from tests.small_models import VOCABULARY, small_config, small_model
 
 PROBES = (2, 4)

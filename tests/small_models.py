@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.models import weight_layout
+from emad_ref.models.fast import weight_layout
+from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.loading import copy_in_dtype
-from emad_ref.models.weight_layout import lay_out_weights
 
 LAYERS, VOCABULARY, WINDOW = 6, 101, 5
 _SIZES: dict[str, Any] = {

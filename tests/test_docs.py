@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import emad_ref
-import pytest_emad.fixtures
-from emad_ref.cli import VERBS, build_parser
+import pytest_emad.run.fixtures
 from emad_ref.models.loading import load
-from emad_ref.statistics.goldens import (
+from pytest_emad import hardware, reproduce
+from pytest_emad.cli import VERBS, build_parser
+from pytest_emad.run.options import OPTIONS, SELFCHECK
+from pytest_emad.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
     VerdictConditions,
@@ -22,9 +24,7 @@ from emad_ref.statistics.goldens import (
     load_known_verdicts_from_folders,
     verdict_key_fields,
 )
-from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, load_register
-from pytest_emad import hardware, reproduce
-from pytest_emad.options import OPTIONS, SELFCHECK
+from pytest_emad.statistics.verdicts import OUTCOMES, PAPERS, load_register
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
 from tests.pages.runner import alike, checkout, lay_down, run
@@ -122,7 +122,7 @@ def test_every_emad_command_parses(name: str, block: Block, tmp_path: Path, monk
     for words in commands(block) if block.language == "sh" else []:
         if Path(words[0]).name == "emad" and words[1][:2] != "--":
             build_parser().parse_args(words[1:])
-        elif words[1:3] == ["-m", "emad_ref"]:
+        elif words[1:3] == ["-m", "pytest_emad"]:
             build_parser().parse_args(words[3:])
 
 
@@ -140,7 +140,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
             case "python" if words[2].startswith("pytest_emad."):
                 COMMANDS[words[2]].build_argument_parser().parse_args(words[3:])
             case "python":
-                assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
+                assert words[1:3] == ["-m", "pytest_emad.lm_eval"], words
                 cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")
                 cli.HarnessCLI()._parser.parse_args(["run", *words[3:]])
             case other:  # verbs of emad are parsed above
@@ -304,8 +304,13 @@ def test_the_reference_lists_every_name_option_fixture_and_command() -> None:
     spec.loader.exec_module(api)
     page = api.filled(PAGES["docs/reference.md"])
     assert "<!-- generated" not in page
-    fixtures = re.findall(r"^def (emad_\w+)\(", Path(pytest_emad.fixtures.__file__).read_text("utf-8"), re.MULTILINE)
+    fixtures = re.findall(
+        r"^def (emad_\w+)\(", Path(pytest_emad.run.fixtures.__file__).read_text("utf-8"), re.MULTILINE
+    )
     verbs = [f"`emad {verb}`" for verb in VERBS]
-    wanted = [*(f":: emad_ref.{name}\n" for name in emad_ref.__all__[1:]), *(option.flag for option in OPTIONS)]
+    exports = [(emad_ref, name) for name in emad_ref.__all__[1:]] + [
+        (pytest_emad, name) for name in pytest_emad.__all__
+    ]
+    wanted = [*(f":: {house.__name__}.{name}\n" for house, name in exports), *(option.flag for option in OPTIONS)]
     assert [name for name in (*wanted, *fixtures, *verbs) if name not in page] == []
     assert len(fixtures) > 10

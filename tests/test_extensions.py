@@ -74,7 +74,15 @@ def test_a_falsified_claim_of_others_fails_the_run_and_emad_judge_alike(site: Pa
     done, report = suites(site, tmp_path, ROOT / "suites/claims/test_model.py", *arguments)
     assert done.returncode == 1
     judged = run(
-        site, "emad_ref", "judge", "emad-nano", "--claims", "MY-1", "--register", tmp_path / "strict.toml", cwd=tmp_path
+        site,
+        "pytest_emad",
+        "judge",
+        "emad-nano",
+        "--claims",
+        "MY-1",
+        "--register",
+        tmp_path / "strict.toml",
+        cwd=tmp_path,
     )
     assert judged.returncode == 1
     (claim,) = report["claims"]
@@ -93,7 +101,7 @@ def test_a_family_of_others_is_walked_and_audited(site: Path, tmp_path: Path) ->
 
 
 def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
-    done = run(tmp_path, "emad_ref", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
+    done = run(tmp_path, "pytest_emad", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
     assert done.returncode == 4
     assert "--claims='MY-1', but expected an id of the register" in done.stderr
 
@@ -115,7 +123,7 @@ def test_what_does_not_fit_is_one_clear_error(site: Path, tmp_path: Path, path: 
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
     (broken / path).write_text(text)
-    done = run(broken, "emad_ref", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
+    done = run(broken, "pytest_emad", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
     assert done.returncode == 4
     assert said in done.stderr
     assert "Traceback" not in done.stderr

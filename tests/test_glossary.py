@@ -25,7 +25,9 @@ def test_it_has_at_most_forty_words() -> None:
 @pytest.mark.parametrize(("word", "place"), WORDS)
 def test_the_module_named_uses_the_word(word: str, place: str) -> None:
     """``operating point`` is found in ``OperatingPoint`` and ``operating_points``, too."""
-    path = next(path for path in (ROOT / place, ROOT / "emad_ref" / place) if path.exists())
+    path = next(
+        path for path in (ROOT / place, ROOT / "emad_ref" / place, ROOT / "pytest_emad" / place) if path.exists()
+    )
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert word.replace(" ", "") in re.sub(r"[\s_-]+", "", text).lower()

@@ -34,10 +34,10 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     planted = {
         "emad_ref/errors.py": "import emad_ref.record\nimport pytest_emad\n",
         "emad_ref/unheard_of.py": "",
-        "emad_ref/measurements/model_under_test.py": "import emad_ref.measurements.model_measurements\n",
-        "emad_ref/audit/work.py": "def check() -> None:\n    import emad_ref.audit.finding\n",
-        "emad_ref/audit/finding.py": "import typing\nif typing.TYPE_CHECKING:\n    import emad_ref.audit.work\n",
-        "pytest_emad/options.py": "import pytest_emad.plugin\n",
+        "pytest_emad/measurements/model_under_test.py": "import pytest_emad.measurements.model_measurements\n",
+        "pytest_emad/audit/work.py": "def check() -> None:\n    import pytest_emad.audit.finding\n",
+        "pytest_emad/audit/finding.py": "import typing\nif typing.TYPE_CHECKING:\n    import pytest_emad.audit.work\n",
+        "pytest_emad/run/options.py": "import pytest_emad.run.fixtures\n",
         "suites/claims/test_pair.py": "import suites.claims.test_model\n",
     }
     for path, text in planted.items():
@@ -47,9 +47,9 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     for said in (
         "emad_ref.errors is not allowed to import emad_ref.record",
         "emad_ref is not allowed to import pytest_emad",
-        "No cycles are allowed in emad_ref.audit.",
-        "emad_ref.measurements.model_under_test is not allowed to import emad_ref.measurements.model_measurements",
-        "pytest_emad.options is not allowed to import pytest_emad.plugin",
+        "No cycles are allowed in pytest_emad.audit.",
+        "pytest_emad.measurements.model_under_test is not allowed to import pytest_emad.measurements.model_",
+        "pytest_emad.run.options is not allowed to import pytest_emad.run.fixtures",
         "suites.claims.test_pair is not allowed to import suites.claims.test_model",
     ):
         assert said in " ".join(done.stdout.split())  # long lines are wrapped
@@ -63,8 +63,8 @@ def test_measurements_need_no_extra(tmp_path: Path) -> None:
     """README's first command installs neither lm-eval nor packages for clusters."""
     (tmp_path / "program.py").write_text(
         f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
-        "import emad_ref.measurements.model_measurements, emad_ref.measurements.pair_measurements\n"
-        "import emad_ref.screening.screen, emad_ref.cli"
+        "import pytest_emad.measurements.model_measurements, pytest_emad.measurements.pair_measurements\n"
+        "import pytest_emad.screening.screen, pytest_emad.cli"
     )
     done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
@@ -72,8 +72,8 @@ def test_measurements_need_no_extra(tmp_path: Path) -> None:
 
 def test_help_needs_no_torch(tmp_path: Path) -> None:
     """Torch takes seconds to import: no module of the command line, of the run plan or of the plugin imports it."""
-    modules = [f"emad_ref.cli.{source.stem}" for source in (ROOT / "emad_ref" / "cli").glob("[!_]*.py")]
-    modules += ["emad_ref.claims.base", "pytest_emad.plugin"]
+    modules = [f"pytest_emad.cli.{source.stem}" for source in (ROOT / "pytest_emad" / "cli").glob("[!_]*.py")]
+    modules += ["pytest_emad.claims.base", "pytest_emad.plugin"]
     (tmp_path / "program.py").write_text(f"import sys; sys.modules['torch'] = None\nimport {', '.join(modules)}")
     done = run_forked(["program"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr

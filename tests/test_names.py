@@ -12,9 +12,8 @@ from tokenize import COMMENT, STRING, generate_tokens
 import emad_ref
 
 ROOT = Path(emad_ref.__file__).parents[1]
-PRODUCT = tuple(
-    source for package in ("emad_ref", "pytest_emad", "suites") for source in sorted((ROOT / package).rglob("*.py"))
-)
+HOUSES = ("emad_ref", "pytest_emad")
+PRODUCT = tuple(source for package in (*HOUSES, "suites") for source in sorted((ROOT / package).rglob("*.py")))
 
 # A result type is named after its producer, so that a reader can tell one from another.
 BANNED_CLASSES = frozenset({
@@ -116,7 +115,7 @@ def test_what_a_number_is_stands_in_one_place() -> None:
     assert not [source for source in PRODUCT if own_check.search(text_of(source))]
 
 
-SETTINGS_OF_MATPLOTLIB = ("text.usetex", "text.parse_math")
+NO_MODULES = ("text.usetex", "text.parse_math", "run.begun")  # settings of matplotlib, a file of a report
 
 
 @cache
@@ -135,7 +134,10 @@ def _defined(source: Path) -> frozenset[str]:
 
 def _resolves(reference: str) -> bool:
     """Return whether a dotted ``reference`` leads to a module of the product, or to names in one."""
-    place, parts = ROOT / "emad_ref", reference.removeprefix("emad_ref.").split(".")
+    first, _, rest = reference.partition(".")
+    if first not in HOUSES:  # a reference inside the house may leave its name out
+        return any(_resolves(f"{house}.{reference}") for house in HOUSES)
+    place, parts = ROOT / first, rest.split(".")
     for number, part in enumerate(parts):
         if (place / f"{part}.py").is_file():
             return set(parts[number + 1 :]) <= _defined(place / f"{part}.py")
@@ -166,15 +168,16 @@ def test_a_constant_that_a_sentence_names_is_there() -> None:
 
 def test_a_module_that_a_sentence_names_is_there() -> None:
     """In docstrings, comments and messages: a package of the product, a dot, and a module or a name of it."""
-    packages = "|".join([*sorted(path.parent.name for path in (ROOT / "emad_ref").glob("*/__init__.py")), "exit_rules"])
-    dotted = re.compile(rf"(?<![\w./])(?:emad_ref\.)?(?:{packages})(?:\.\w+)+(?![\w/])")
+    folders = {path.parent.name for house in HOUSES for path in (ROOT / house).glob("*/__init__.py")}
+    packages = "|".join([*sorted(folders), "exit_rules"])
+    dotted = re.compile(rf"(?<![\w./])(?:(?:{'|'.join(HOUSES)})\.)?(?:{packages})(?:\.\w+)+(?![\w/])")
     found = [
         (source.relative_to(ROOT).as_posix(), reference)
         for source in PRODUCT
         for token in generate_tokens(source.open(encoding="utf-8").readline)
         if token.type in (STRING, COMMENT)
         for reference in dotted.findall(re.sub(r"\{[^{}]*\}", "", token.string))  # without an f-string's code
-        if not reference.endswith((".json", ".md", ".csv", ".toml")) and reference not in SETTINGS_OF_MATPLOTLIB
+        if not reference.endswith((".json", ".md", ".csv", ".toml")) and reference not in NO_MODULES
     ]
     assert len(found) > 50, "the references were not found"
     assert not [(place, reference) for place, reference in found if not _resolves(reference)]

@@ -215,7 +215,7 @@ def test_the_gate_as_readme_gives_it_is_green_for_its_decoder(python: Path, tmp_
         for start in ("pytest --pyargs pytest_emad.suites --emad-gate", "emad verify report/")
     )
     check(python, "-m", "pytest", "-p", "no:cacheprovider", *gate, "--emad-model", "emad-nano", cwd=tmp_path)
-    assert "complete" in check(python, "-m", "emad_ref", *verify, cwd=tmp_path)
+    assert "complete" in check(python, "-m", "pytest_emad", *verify, cwd=tmp_path)
 
 
 def test_an_editable_build_leaves_no_copies(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ BLOCK = re.compile(
 )
 
 
-MODULES = {"pytest": ["pytest", "-p", "no:cacheprovider"], "emad": ["emad_ref"]}
+MODULES = {"pytest": ["pytest", "-p", "no:cacheprovider"], "emad": ["pytest_emad"]}
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ earlier tokens ran. So one full-depth pass that records, for every token and lay
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 
-determines quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also holds
-estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules: the signal, the loss and the
-argmax of a rule's emission after each layer, and the multiply-adds of its pruned readout. A rule's columns come from
-its own probe, run at all its layers with no token stopping.
+determines quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also
+holds estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules: the signal, the loss and
+the argmax of a rule's emission after each layer, and the multiply-adds of its pruned readout. A rule's columns come
+from its own probe, run at all its layers with no token stopping.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from emad_ref.benchmark.machine import all_threads_for_batches
 from emad_ref.calibration import windows
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.kv_cache import KVCache
 from emad_ref.models.stepper import Stepper
+from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
 from emad_ref.probes.probe import Probe, make_confidence_probe

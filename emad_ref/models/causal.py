@@ -3,8 +3,8 @@
 Without a cache the blocks are the Hugging Face modules themselves: full depth equals the model's own forward bit by bit
 if the masks agree. A checkpoint needs no conversion. Construction compares the model's size and its full-depth logits
 with ``model(ids).logits`` (``models.stepper``): an unknown or changed family fails loudly. With a cache, blocks run
-their fused step (``models.fused_blocks``) if there is one, unless the backend is ``walked``. Steps of one token are
-captured if the device supports it (``models.graph_capture``), unless the backend is ``eager``.
+their fused step (``models.fast.fused_blocks``) if there is one, unless the backend is ``walked``. Steps of one token
+are captured if the device supports it (``models.fast.graph_capture``), unless the backend is ``eager``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.
@@ -31,8 +31,7 @@ from emad_ref.models.families import (
     get_family,
     layer_attention_types,
 )
-from emad_ref.models.forward_context import ForwardContext, LayerPlacement, attention_mask, make_forward_context
-from emad_ref.models.fused_blocks import (
+from emad_ref.models.fast.fused_blocks import (
     AttentionInputs,
     FusedBlock,
     RotaryTables,
@@ -42,8 +41,9 @@ from emad_ref.models.fused_blocks import (
     fuse_norm,
     signed_rotary_tables,
 )
+from emad_ref.models.fast.graph_capture import make_step_graphs_or_reason
+from emad_ref.models.forward_context import ForwardContext, LayerPlacement, attention_mask, make_forward_context
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.graph_capture import make_step_graphs_or_reason
 from emad_ref.models.kv_cache import CacheWriter, KVCache
 from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
 from emad_ref.models.stepper import (

@@ -421,7 +421,7 @@ def family_of_config(config: Any) -> ModelFamily:
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 ATTENTION_KERNELS = ("sdpa", "eager")  # those with an additive mask [rows, 1, queries, keys]
-# fused steps (``models.fused_blocks``) captured if possible (``models.graph_capture``); fused steps; modules
+# fused steps (``models.fast.fused_blocks``) captured if possible (``models.fast.graph_capture``); fused steps; modules
 FAST, EAGER, WALKED = BACKENDS = ("fast", "eager", "walked")
 # frequencies that depend on the longest sequence in a batch would make rows depend on their neighbours
 LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})

@@ -22,7 +22,7 @@ class ForwardContext:
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
     after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys up to
     the last position. ``executed``: keys that every query was executed against in the last run, padding and masked
-    ones included: ``keys``, or more where a captured graph fixes the number (``models.graph_capture``).
+    ones included: ``keys``, or more where a captured graph fixes the number (``models.fast.graph_capture``).
     ``prepared``: the stepper's own inputs of its blocks, ``prepare(self)``.
     """
 

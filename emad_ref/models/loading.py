@@ -77,6 +77,7 @@ from emad_ref.models.diagnosis import (
 )
 from emad_ref.models.downloads import dequantise_gguf, read_origin
 from emad_ref.models.families import ATTENTION_KERNELS, FAMILIES, FAST, WALKED, anatomy_of, get_family
+from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.fingerprint import fingerprint_of
 from emad_ref.models.generation import describe_ignored_settings, disable_per_layer_outputs, ignored_generation_settings
 from emad_ref.models.geometry import Geometry, geometry_of, published_config
@@ -98,7 +99,6 @@ from emad_ref.models.tokenizers import (
     special_tokens_of,
     tokenizer_identity_text,
 )
-from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.text.corpora import is_hub_reachable
 
 log = logging.getLogger(__name__)

@@ -34,8 +34,8 @@ from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import anatomy_of, get_family
+from emad_ref.models.fast.fused_blocks import apply_linear
 from emad_ref.models.forward_context import ForwardContext, attention_mask, make_forward_context
-from emad_ref.models.fused_blocks import apply_linear
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import CacheWriter, KVCache
 from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.fused_blocks import multiply_by_weight
+from emad_ref.models.fast.fused_blocks import multiply_by_weight
+from emad_ref.models.fast.weight_layout import to_preferred_weight_layout
 from emad_ref.models.stepper import Stepper
-from emad_ref.models.weight_layout import to_preferred_weight_layout
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import build_linear_probe
 from emad_ref.probes.tuned_lens import Translator, get_attached_lens

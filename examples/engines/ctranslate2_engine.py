@@ -9,7 +9,8 @@ from pathlib import Path
 import ctranslate2
 import numpy as np
 
-from emad_ref import Completion, TokenDecoder, TokenLogProbs
+from emad_ref import TokenLogProbs
+from pytest_emad import Completion, TokenDecoder
 
 
 @cache

@@ -7,7 +7,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from emad_ref import Completion, TokenDecoder, TokenLogProbs, load
+from emad_ref import TokenLogProbs, load
+from pytest_emad import Completion, TokenDecoder
 
 
 class Logits(torch.nn.Module):

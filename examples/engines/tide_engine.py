@@ -9,8 +9,9 @@ import numpy as np
 import TIDE
 import torch
 
-from emad_ref import Completion, StatedRule, TokenDecoder, Unsupported, load
+from emad_ref import StatedRule, Unsupported, load
 from emad_ref.text.corpora import iterate_corpus_documents as documents
+from pytest_emad import Completion, TokenDecoder
 
 CONVERGED = 0.4  # cosine to the last state; at its default of 0.98 the bundled models never exit early
 

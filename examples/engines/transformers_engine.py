@@ -5,9 +5,10 @@ import os
 import torch
 from transformers import GenerationConfig
 
-from emad_ref import Capabilities, Completion, TokenDecoder, TokenLogProbs
-from emad_ref.audit.tolerances import tolerance
+from emad_ref import Capabilities, TokenLogProbs
 from emad_ref.models.quantisation import int8_copy
+from pytest_emad import Completion, TokenDecoder
+from pytest_emad.audit.tolerances import tolerance
 
 SETTINGS = {
     "static": {"cache_implementation": "static"},

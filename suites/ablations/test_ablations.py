@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.measurements import ablations
-from emad_ref.measurements.early_exits import tabulate_minimum_layers_by_task
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.recorder import Recorder
+from pytest_emad.measurements import ablations
+from pytest_emad.measurements.early_exits import tabulate_minimum_layers_by_task
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.recorder import Recorder
 
 Rows = list[dict[str, Any]]
 Ablate = Callable[[Callable[..., Any]], Rows]

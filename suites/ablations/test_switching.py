@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.pair_measurements import PairMeasurements, make_cost_score_table
-from pytest_emad.recorder import Recorder
+from pytest_emad.measurements.pair_measurements import PairMeasurements, make_cost_score_table
+from pytest_emad.run.recorder import Recorder
 
 
 @pytest.mark.emad(budget="standard", measures=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_emad.selection import claim_pytest_params
-from pytest_emad.suite_support import Ask
+from pytest_emad.run.selection import claim_pytest_params
+from pytest_emad.run.suite_support import Ask
 
 
 @pytest.mark.parametrize("claim", claim_pytest_params("claims", "names"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.claims.tables import find_table_function, table_names
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.recorder import Recorder
+from pytest_emad.claims.tables import find_table_function, table_names
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.recorder import Recorder
 
 
 @pytest.mark.parametrize("name", table_names())

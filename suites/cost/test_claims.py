@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.claims.base import RunPlan
-from emad_ref.claims.speedup import time_chosen_point
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.environment import has_pytest_benchmark
-from pytest_emad.selection import claim_pytest_params
-from pytest_emad.suite_support import CLOCK, Ask, AuditFindingGate, record_benchmark_samples
+from pytest_emad.audit.finding import Finding
+from pytest_emad.claims.base import RunPlan
+from pytest_emad.claims.speedup import time_chosen_point
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.environment import has_pytest_benchmark
+from pytest_emad.run.selection import claim_pytest_params
+from pytest_emad.run.suite_support import CLOCK, Ask, AuditFindingGate, record_benchmark_samples
 
 
 @pytest.mark.parametrize("claim", claim_pytest_params("cost", "model"))

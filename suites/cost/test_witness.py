@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.study import FLOP_EVIDENCE
-from pytest_emad.options import RunSettings
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.study import FLOP_EVIDENCE
+from pytest_emad.run.options import RunSettings
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 
 @pytest.mark.emad(measures=True)

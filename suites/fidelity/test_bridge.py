@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_generation
-from emad_ref.audit.positions import draw_short_lengths
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.decoding_checks import check_generation
+from pytest_emad.audit.positions import draw_short_lengths
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, ROWS = 24, 5
 FEWEST_ROWS = 3

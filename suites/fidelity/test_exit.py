@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_decisions, check_generation
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
-from emad_ref.measurements.learned_exit import ExitEvaluation
-from emad_ref.measurements.model_measurements import ModelMeasurements
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.decoding_checks import check_decisions, check_generation
+from pytest_emad.measurements.learned_exit import ExitEvaluation
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 FED, NEW, ROWS = 12, 24, 5
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.sampling import choose_open_prompts
-from emad_ref.audit.token_comparison import prompts_and_predicted_tokens
-from emad_ref.audit.tolerances import check_declared_noise, find_first_excess
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.sampling import choose_open_prompts
+from pytest_emad.audit.token_comparison import prompts_and_predicted_tokens
+from pytest_emad.audit.tolerances import check_declared_noise, find_first_excess
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, FEWEST_NEW, PROMPTS, LENGTH = 32, 16, 4, 8
 TEXTS, FEWEST_TEXTS, TEXT = 32, 4, 32  # texts of so many tokens, of which every beginning may be a prompt

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from emad_ref.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
-from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import (
+from emad_ref.protocol import Prompt
+from pytest_emad.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
+from pytest_emad.measurements.pair_measurements import PairMeasurements
+from pytest_emad.measurements.pair_models import (
     SpeculativeDecoder,
     make_self_speculative_decoder,
     make_speculative_decoder,
 )
-from emad_ref.protocol import Prompt
-from pytest_emad.options import RunSettings
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.run.options import RunSettings
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, LENGTH, ROWS = 24, 8, 2
 RULE = SwitchingRule(threshold_bits=2.5, window=3, least_run=3)

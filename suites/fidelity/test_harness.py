@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.continuation_scoring import ForcedInput, score_by_decoding, score_by_replay
+from pytest_emad.tasks.continuation_scoring import ForcedInput, score_by_decoding, score_by_replay
 
 ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one

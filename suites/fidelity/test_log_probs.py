@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.audit.log_probs import check_log_probs
-from emad_ref.audit.positions import draw_long_lengths
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.log_probs import check_log_probs
+from pytest_emad.audit.positions import draw_long_lengths
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 ROWS, NEW = 6, 8
 TOP = 5  # likeliest tokens: what every interface of completions allows

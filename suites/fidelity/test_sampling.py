@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.sampling import (
+from emad_ref.protocol import Capabilities, Prompt
+from pytest_emad.audit.sampling import (
     SampledRecord,
     check_sampling,
     choose_early_stop_tokens,
     choose_open_prompts,
     draw_temperature,
 )
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.protocol import Capabilities, Prompt
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 DIFFERENT, FEWEST = 15, 7  # prompts, one of them twice: a step of many rows costs little more than of one
 NEW = 16

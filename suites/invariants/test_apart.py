@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import require_unchanged_weights
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import require_unchanged_weights
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, ROWS, LENGTH = 8, 2, 8
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_decisions, check_row_independence
-from emad_ref.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.decoding_checks import check_decisions, check_row_independence
+from pytest_emad.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 ROWS, FED, NEW = 5, 12, 16
 FORCES = pytest.mark.parametrize("forces", [False, True], ids=["full", "forced"])

@@ -7,16 +7,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
-from emad_ref.audit.threshold_comparisons import check_threshold_comparisons
-from emad_ref.audit.work import check_full_and_exiting_work
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import FixedEncoderInput
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
+from pytest_emad.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
+from pytest_emad.audit.threshold_comparisons import check_threshold_comparisons
+from pytest_emad.audit.work import check_full_and_exiting_work
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import FixedEncoderInput
+from pytest_emad.run.suite_support import AuditFindingGate
 
 LENGTH, FED, NEW = 6, 14, 8
 FEWEST_PART = 3  # at least one variant of three, of our own decoder on a large model

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.claims.base import Answer, ClaimContext, find_question_of_claim
-from emad_ref.claims.identities import FED, SEEDS, answer_from_differences, measure_forced_logit_differences
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
-from pytest_emad.options import RunSettings
-from pytest_emad.suite_support import Ask
+from pytest_emad.claims.base import Answer, ClaimContext, find_question_of_claim
+from pytest_emad.claims.identities import FED, SEEDS, answer_from_differences, measure_forced_logit_differences
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
+from pytest_emad.run.options import RunSettings
+from pytest_emad.run.suite_support import Ask
 
 
 @pytest.mark.emad(claim="EMAD-E2")

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.audit.memory import MemoryReading, check_session_memory_leak
-from emad_ref.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.memory import MemoryReading, check_session_memory_leak
+from pytest_emad.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.run.suite_support import AuditFindingGate
 
 SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold
 ENOUGH = 8 * 2**20  # over all sessions: well above what reading memory is off by

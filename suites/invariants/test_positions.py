@@ -10,24 +10,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import check_decisions, check_generation, require_record_matches_lens
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.positions import (
+from emad_ref.point import OperatingPoint
+from emad_ref.signals import SIGNALS
+from pytest_emad.audit.decoding_checks import check_decisions, check_generation, require_record_matches_lens
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.positions import (
     check_positions_in_window,
     draw_block_end_lengths,
     draw_buffer_edge_lengths,
     draw_long_lengths,
     draw_short_lengths,
 )
-from emad_ref.audit.session_checks import check_forced_depths
-from emad_ref.audit.threshold_comparisons import UNREACHED_THRESHOLD
-from emad_ref.audit.trajectory import Judge
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.point import OperatingPoint
-from emad_ref.signals import SIGNALS
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.session_checks import check_forced_depths
+from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD
+from pytest_emad.audit.trajectory import Judge
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": draw_long_lengths, "edges": draw_buffer_edge_lengths}

@@ -13,7 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.audit.requests import (
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Unsupported
+from pytest_emad.audit.requests import (
     check_and_time_streams,
     check_batch_sizes,
     check_repeated_requests,
@@ -24,15 +26,13 @@ from emad_ref.audit.requests import (
     check_simultaneous_samples,
     check_special_tokens,
 )
-from emad_ref.audit.sampling import draw_temperature
-from emad_ref.audit.shared_prefixes import VARIATIONS, check_nested_prompts, check_shared_prefixes
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Unsupported
-from emad_ref.report.provenance import STREAMING
-from emad_ref.report.tables import STREAM_TIMES, stream_latency_rows
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.sampling import draw_temperature
+from pytest_emad.audit.shared_prefixes import VARIATIONS, check_nested_prompts, check_shared_prefixes
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.report.provenance import STREAMING
+from pytest_emad.report.tables import STREAM_TIMES, stream_latency_rows
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST_NEW, FEWEST_BETWEEN = 6, 2  # new tokens of repeated rows, and of requests between sessions, of a large model

@@ -24,15 +24,15 @@ from hypothesis.stateful import (
 )
 from numpy.typing import NDArray
 
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.tolerances import find_first_excess
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
-from pytest_emad.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
-from pytest_emad.options import RunSettings
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.tolerances import find_first_excess
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
+from pytest_emad.run.options import RunSettings
+from pytest_emad.run.suite_support import AuditFindingGate
 
 ROWS = 3  # of a session at most
 SHORT, LONG = 4, 64  # tokens of a prompt

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from emad_ref.audit.decoding_checks import check_generation
-from emad_ref.audit.finding import MIN_DISCRIMINATING
 from emad_ref.decoding.partner import Partner
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_models import make_self_speculative_decoder, make_speculative_decoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder
-from pytest_emad.options import RunSettings
-from pytest_emad.recorder import Recorder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.decoding_checks import check_generation
+from pytest_emad.audit.finding import MIN_DISCRIMINATING
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.pair_measurements import PairMeasurements
+from pytest_emad.measurements.pair_models import make_self_speculative_decoder, make_speculative_decoder
+from pytest_emad.run.options import RunSettings
+from pytest_emad.run.recorder import Recorder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, BESIDE = 12, 4
 Points = Callable[[ModelMeasurements, ModelMeasurements], tuple[OperatingPoint, OperatingPoint]]

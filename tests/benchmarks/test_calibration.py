@@ -17,7 +17,6 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.entropy_statistics import EntropyStatistics, measure_batch_statistics
 from emad_ref.calibration.trace import iterate_states_after
 from emad_ref.calibration.windows import TokenSequence
@@ -26,9 +25,10 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import ThresholdBinSpec
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
-from pytest_emad.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.estimators import (
@@ -23,9 +22,10 @@ from emad_ref.probes.estimators import (
     low_rank_factors,
     make_entropy_reader,
 )
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
-from pytest_emad.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 

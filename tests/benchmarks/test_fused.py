@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.loading import load
-from emad_ref.models.weight_layout import lay_out_weights
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytestmark = pytest.mark.slow
 

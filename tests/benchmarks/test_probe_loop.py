@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import emad_ref
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 K, RANK = 64, 64
 TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators together, of one cheap one alone

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.trace import concatenate_traces, stream_traces
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.replay import iterate_point_replays
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
-from emad_ref.sweep.losses import point_losses
-from pytest_emad.suite_support import CLOCK, record_benchmark_samples
+from emad_ref.replay.losses import point_losses
+from emad_ref.replay.replay import iterate_point_replays
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 

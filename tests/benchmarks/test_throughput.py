@@ -14,16 +14,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.models.loading import load
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
 from emad_ref.text import world
-from pytest_emad.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.lm_eval_model import EmadLM
-from emad_ref.tasks.lm_eval_settings import lm_eval_quiet
+from pytest_emad.tasks.lm_eval_model import EmadLM
+from pytest_emad.tasks.lm_eval_settings import lm_eval_quiet
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.clock import time_pairs
 from emad_ref.calibration.calibration_run import (
     BATCHES_PER_SHARD,
     CalibrationPlan,
@@ -27,10 +26,11 @@ from emad_ref.calibration.calibration_run import (
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec, load_cached
-from emad_ref.statistics.speedup import estimate_speedup_per_request
-from emad_ref.statistics.units import ByPair
 from emad_ref.workers.dispatch import open_workers
-from pytest_emad.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
+from pytest_emad.statistics.speedup import estimate_speedup_per_request
+from pytest_emad.statistics.units import ByPair
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 

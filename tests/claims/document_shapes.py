@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 
 from emad_ref.calibration.windows import LONGEST_WINDOW, MOST_WINDOWS
-from emad_ref.measurements.operating_points import NllPair
-from emad_ref.statistics.units import ByDocument
+from pytest_emad.measurements.operating_points import NllPair
+from pytest_emad.statistics.units import ByDocument
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 FULL_NATS = 2.0  # per token at full depth

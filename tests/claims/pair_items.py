@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.pair_answers import TimedArm
-from emad_ref.statistics.units import ByItem, ByPair
+from pytest_emad.claims.pair_answers import TimedArm
+from pytest_emad.statistics.units import ByItem, ByPair
 
 
 def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, gained: float) -> tuple[ByItem, ByItem]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.claims.early_exit_answers import RuleComparison
-from emad_ref.measurements.early_exits import ExitScores
-from emad_ref.statistics.units import ByItem
-from emad_ref.statistics.verdicts import Leg, Verdict
+from pytest_emad.claims.early_exit_answers import RuleComparison
+from pytest_emad.measurements.early_exits import ExitScores
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.statistics.verdicts import Leg, Verdict
 from tests.claims.simulation import clustered
 
 ITEMS = 120

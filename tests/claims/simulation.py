@@ -1,7 +1,8 @@
 """Simulated evidence of known truth, and the outcomes that each case allows.
 
-A module of ``cases`` belongs to the module of ``emad_ref.claims`` of the same name: its ``CASES`` are lists by claim. A
-case makes evidence from a generator, passes it to the claim's ``decide``, and names the outcomes that its truth allows:
+A module of ``cases`` belongs to the module of ``pytest_emad.claims`` of the same name: its ``CASES`` are lists by
+claim. A case makes evidence from a generator, passes it to the claim's ``decide``, and names the outcomes that its
+truth allows:
 
 holds    the claim is true by a margin: ``survived`` (or, on an inconclusive draw, nothing)
 fails    the claim is false by a margin: ``falsified``
@@ -41,9 +42,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import binom
 
-from emad_ref.claims.base import ClaimContext
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.verdicts import Outcome, Verdict, load_register
+from pytest_emad.claims.base import ClaimContext
+from pytest_emad.statistics.verdicts import Outcome, Verdict, load_register
 
 Truth = Literal["holds", "fails", "edge", "power", "tied", "premise", "value"]
 REGISTER = load_register()

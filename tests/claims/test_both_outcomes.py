@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import find_question_of_claim
-from emad_ref.statistics.goldens import (
+from pytest_emad.claims.base import find_question_of_claim
+from pytest_emad.run.options import RunSettings
+from pytest_emad.statistics.goldens import (
     KnownVerdicts,
     VerdictConditions,
     load_known_verdicts_from_folders,
@@ -23,8 +24,7 @@ from emad_ref.statistics.goldens import (
     summarise_seed_outcomes,
     verdict_key_fields,
 )
-from emad_ref.statistics.verdicts import load_register
-from pytest_emad.options import RunSettings
+from pytest_emad.statistics.verdicts import load_register
 from tests.claims.simulation import SEED, WANTED, Case, Truth, asked
 from tests.claims.test_simulated_truth import simulations
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.claims import early_exit_answers, early_exit_flops
-from emad_ref.claims.base import Answer, find_question_of_claim
-from emad_ref.claims.early_exit_answers import answer_early_exit_claim, make_unmet_early_exit_verdict
 from emad_ref.errors import RunStopped
-from emad_ref.measurements.attachments import AttachedTable
-from emad_ref.measurements.early_exits import EarlyExitMeasurements
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.legs import build_measured_count_leg, verdict_from_legs
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims import early_exit_answers, early_exit_flops
+from pytest_emad.claims.base import Answer, find_question_of_claim
+from pytest_emad.claims.early_exit_answers import answer_early_exit_claim, make_unmet_early_exit_verdict
+from pytest_emad.measurements.attachments import AttachedTable
+from pytest_emad.measurements.early_exits import EarlyExitMeasurements
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import Study
+from pytest_emad.statistics.legs import build_measured_count_leg, verdict_from_legs
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import asked
 from tests.claims.test_simulated_truth import simulations
 from tests.small_exits import TUNED, published, somebodys

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.energy import EnergyResult, NoEnergyReason
-from emad_ref.claims import energy
-from emad_ref.claims.base import ClaimContext, answer_question, find_question_of_claim
-from emad_ref.claims.energy import (
+from emad_ref.models.loading import load
+from pytest_emad.benchmark.energy import EnergyResult, NoEnergyReason
+from pytest_emad.claims import energy
+from pytest_emad.claims.base import ClaimContext, answer_question, find_question_of_claim
+from pytest_emad.claims.energy import (
     decide_energy,
     find_device_uuid,
     make_energy_evidence_from_results,
     measure_energy_by_batch_size,
     open_energy_counter,
 )
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.loading import load
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.verdicts import load_register
 from tests.unit.test_energy import Board
 
 CLAIM = load_register()["EMAD-N1"]

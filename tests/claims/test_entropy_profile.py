@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.entropy_premises import decide_entropy_profile
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import Verdict, load_register
+from pytest_emad.claims.base import ClaimContext
+from pytest_emad.claims.entropy_premises import decide_entropy_profile
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import Verdict, load_register
 
 
 def judged(steps: list[float], n: int = 40) -> Verdict:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.base import ClaimContext, find_question_of_claim
-from emad_ref.statistics.legs import unmeasured_leg, verdict_from_legs
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims.base import ClaimContext, find_question_of_claim
+from pytest_emad.statistics.legs import unmeasured_leg, verdict_from_legs
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims import simulation
 from tests.claims.cases.early_exit_answers import tuned_exits
 from tests.claims.simulated_exits import Cell

@@ -7,33 +7,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.model_lens import ModelLens
 from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims import entropy_premises, identities
-from emad_ref.claims.base import Answer, ClaimContext, Question, answer_question, find_question_of_claim
-from emad_ref.claims.identities import (
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.exit_rules import fixed_entropy_point
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.point import full_depth
+from emad_ref.protocol import Unsupported
+from emad_ref.replay.losses import point_losses
+from pytest_emad.audit.model_lens import ModelLens
+from pytest_emad.claims import entropy_premises, identities
+from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_question, find_question_of_claim
+from pytest_emad.claims.identities import (
     INT8_FED,
     Int8AdaptiveDepthEvidence,
     decide_adaptive_depth_on_int8,
     measure_int8_forced_logit_differences,
     sum_nll_pair_by_document,
 )
-from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import fixed_entropy_point
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.quantisation import int8_copy
-from emad_ref.mutants.catalogue import CATALOGUE
-from emad_ref.mutants.mutant import DECLARED_NOISE
-from emad_ref.point import full_depth
-from emad_ref.protocol import Unsupported
-from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.statistics.verdicts import Leg, load_register
-from emad_ref.sweep.losses import point_losses
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.mutants.catalogue import CATALOGUE
+from pytest_emad.mutants.mutant import DECLARED_NOISE
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.decoders.foreign_decoder import ForeignDecoder
 
 REGISTER = load_register()

@@ -8,19 +8,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.claims import speculation, switching
-from emad_ref.claims.base import RunPlan, answer_question, find_question_of_claim
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.measurements.pair_answers import TEXTS
-from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_routing import PAPER, RuleMixtureScores, SwitchingConstants
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairNames, PairSampleSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.units import ByItem
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.claims import speculation, switching
+from pytest_emad.claims.base import RunPlan, answer_question, find_question_of_claim
+from pytest_emad.measurements.pair_answers import TEXTS
+from pytest_emad.measurements.pair_measurements import PairMeasurements
+from pytest_emad.measurements.pair_routing import PAPER, RuleMixtureScores, SwitchingConstants
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import PairNames, PairSampleSizes, Study
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.statistics.verdicts import load_register
 from tests.claims.pair_items import right
 from tests.claims.simulation import asked
 

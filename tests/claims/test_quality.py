@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.claims import quality
-from emad_ref.claims.base import ClaimContext
-from emad_ref.claims.quality import QualityEvidence, format_perplexity_leg_name, simes_pvalue
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.operating_points import PointMeasurements
 from emad_ref.point import full_depth
-from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.gate import deciding_leg_name
-from emad_ref.statistics.number_format import format_quantity
-from emad_ref.statistics.units import ByDocument, ByItem
-from emad_ref.statistics.verdicts import Verdict, load_register
+from pytest_emad.claims import quality
+from pytest_emad.claims.base import ClaimContext
+from pytest_emad.claims.quality import QualityEvidence, format_perplexity_leg_name, simes_pvalue
+from pytest_emad.measurements.operating_points import PointMeasurements
+from pytest_emad.statistics.accuracy import TaskAccuracy
+from pytest_emad.statistics.gate import deciding_leg_name
+from pytest_emad.statistics.number_format import format_quantity
+from pytest_emad.statistics.units import ByDocument, ByItem
+from pytest_emad.statistics.verdicts import Verdict, load_register
 
 REGISTER = load_register()
 F1 = REGISTER["EMAD-F1"]

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.claims import ablations, entropy_premises, speedup
-from emad_ref.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question_of_claim
-from emad_ref.claims.entropy_premises import EstimatorRankCorrelationEvidence
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.traces import EntropyEstimators
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.units import ByPair, DocumentMembership
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.claims import ablations, entropy_premises, speedup
+from pytest_emad.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question_of_claim
+from pytest_emad.claims.entropy_premises import EstimatorRankCorrelationEvidence
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.traces import EntropyEstimators
+from pytest_emad.statistics.units import ByPair, DocumentMembership
+from pytest_emad.statistics.verdicts import load_register
 from tests.claims.simulation import asked
 from tests.small_measurements import DOCUMENTS, PROBES, refuted, small_evidence
 from tests.small_models import LAYERS, small_model
@@ -124,7 +124,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def describe_timing(self, what: str, races: Any) -> str:
             return f"timed {what}"
 
-    monkeypatch.setattr("emad_ref.measurements.model_measurements.LatencyBenchmark", Known)
+    monkeypatch.setattr("pytest_emad.measurements.model_measurements.LatencyBenchmark", Known)
 
 
 @pytest.mark.usefixtures("timed")

@@ -11,14 +11,14 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from emad_ref.claims import base
-from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question_of_claim
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.protocol import Unsupported
-from emad_ref.statistics.rates import RESAMPLES
-from emad_ref.statistics.verdicts import load_register
 from emad_ref.text.world import TASKS
+from pytest_emad.claims import base
+from pytest_emad.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question_of_claim
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.rates import RESAMPLES
+from pytest_emad.statistics.verdicts import load_register
 
 CLAIM = load_register()["EMAD-E5"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from emad_ref.claims import learned_exits, quality
-from emad_ref.claims.base import find_question_of_claim
-from emad_ref.measurements.study import Study
 from emad_ref.record import Floats
-from emad_ref.statistics import fronts, rates
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.claims import learned_exits, quality
+from pytest_emad.claims.base import find_question_of_claim
+from pytest_emad.measurements.study import Study
+from pytest_emad.statistics import fronts, rates
+from pytest_emad.statistics.verdicts import load_register
 from tests.claims import cases
 from tests.claims.simulation import Case, Truth, hold
 

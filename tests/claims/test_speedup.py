@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.claims import speedup
-from emad_ref.claims.base import ClaimContext, is_point_quality_unfalsified
-from emad_ref.claims.speedup import (
+from emad_ref.models.generation import LOOKUP
+from pytest_emad.audit.finding import Finding
+from pytest_emad.claims import speedup
+from pytest_emad.claims.base import ClaimContext, is_point_quality_unfalsified
+from pytest_emad.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
     choose_point_and_unusable_reason,
@@ -20,11 +21,10 @@ from emad_ref.claims.speedup import (
     make_timed_batch,
     time_chosen_point,
 )
-from emad_ref.measurements.latency import COMPILED, TimingResult
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.generation import LOOKUP
-from emad_ref.statistics.units import ByPair
-from emad_ref.statistics.verdicts import Leg, Verdict, load_register
+from pytest_emad.measurements.latency import COMPILED, TimingResult
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.units import ByPair
+from pytest_emad.statistics.verdicts import Leg, Verdict, load_register
 from tests.claims.simulation import asked
 
 F2 = load_register()["EMAD-F2"]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.audit.reference_logits import Lens, LogitLens
-from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY
+from pytest_emad.audit.reference_logits import Lens, LogitLens
+from pytest_emad.audit.trajectory import DecoderUnderTest
 
 VOCABULARY, LAYERS, PROBES = 101, 8, (2, 4, 6)
 

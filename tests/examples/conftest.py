@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import emad_ref
-from emad_ref.wire.address import parse_address
-from emad_ref.wire.client import DecoderClient
+from pytest_emad.remote.address import parse_address
+from pytest_emad.remote.client import DecoderClient
 from tests.forked_python import run_forked
 
 ROOT = Path(emad_ref.__file__).parents[1]

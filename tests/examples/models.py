@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig
 
-from emad_ref.audit.reference_logits import Lens
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, ModelRef, Request
-from emad_ref.wire.client import DecoderClient
-from emad_ref.wire.messages import RequestedModel
+from pytest_emad.audit.reference_logits import Lens
+from pytest_emad.remote.client import DecoderClient
+from pytest_emad.remote.messages import RequestedModel
 from tests.decoders.audited_model import entropy_nats, lens_of
 from tests.small_models import small_model
 

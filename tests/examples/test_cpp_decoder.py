@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from emad_ref.audit import (
+from emad_ref.errors import BadArgument
+from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
+from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
+from pytest_emad.audit import (
     Finding,
     check_decisions,
     check_forced_depths,
@@ -23,15 +26,12 @@ from emad_ref.audit import (
     check_row_independence,
     tolerance,
 )
-from emad_ref.audit.reference_logits import Lens
-from emad_ref.audit.requests import check_batch_sizes, check_requests_between_session_steps, check_row_endings
-from emad_ref.audit.shared_prefixes import check_shared_prefixes
-from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.errors import BadArgument
-from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
-from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
-from emad_ref.wire.client import DecoderClient, DecoderFailed
-from emad_ref.wire.frames import WireFrame, encode_frame_to_buffers, read_frame
+from pytest_emad.audit.reference_logits import Lens
+from pytest_emad.audit.requests import check_batch_sizes, check_requests_between_session_steps, check_row_endings
+from pytest_emad.audit.shared_prefixes import check_shared_prefixes
+from pytest_emad.audit.trajectory import DecoderUnderTest
+from pytest_emad.remote.client import DecoderClient, DecoderFailed
+from pytest_emad.remote.frames import WireFrame, encode_frame_to_buffers, read_frame
 from tests.decoders.audited_model import lens_of
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.examples.models import BUNDLED, folder_of, lens_of_bundled, opened, save_odd, spread

@@ -20,22 +20,22 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from emad_ref.audit.decoding_checks import check_generation
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.log_probs import check_log_probs
-from emad_ref.audit.requests import check_repeated_requests, check_row_endings
-from emad_ref.audit.sampling import check_sampling
-from emad_ref.audit.tolerances import tolerance
-from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.claims.engines import decide_stated_saving_and_speedup
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.stated_rule import measure_own_rule_speedup
-from emad_ref.measurements.study import Study
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
-from emad_ref.token_decoder import TokenDecoder
+from pytest_emad.audit.decoding_checks import check_generation
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.log_probs import check_log_probs
+from pytest_emad.audit.requests import check_repeated_requests, check_row_endings
+from pytest_emad.audit.sampling import check_sampling
+from pytest_emad.audit.tolerances import tolerance
+from pytest_emad.audit.trajectory import DecoderUnderTest
+from pytest_emad.claims.engines import decide_stated_saving_and_speedup
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.stated_rule import measure_own_rule_speedup
+from pytest_emad.measurements.study import Study
+from pytest_emad.remote.token_decoder import TokenDecoder
 from tests.claims.simulation import asked
 from tests.decoders.audited_model import LAYERS, drawn, lens_of, tiny_neox
 from tests.examples.conftest import EXAMPLES, Suites

@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 import emad_ref
-from emad_ref import cli
-from emad_ref.report.deselection import list_shipped_tests
-from emad_ref.report.schema import read_report
-from pytest_emad.options import OPTIONS
+from pytest_emad import cli
+from pytest_emad.report.deselection import list_shipped_tests
+from pytest_emad.report.schema import read_report
+from pytest_emad.run.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
 from tests.unit.report.sample_report import passed, report_2, verdict, written
 from tests.unit.report.test_verification import audit
@@ -60,7 +60,7 @@ PROGRAMS = {
     "python": 'if [ "$1 $2" = "-m venv" ]; then shift 2; for last; do :; done; mkdir -p "$last"; '
     'cp -R "$here" "$last/bin"; rm -rf "$last/bin/site"; exit; fi; exec {python} "$@"',
     "pytest": 'exec {python} -m pytest "$@"',
-    "emad": 'exec {python} -m emad_ref "$@"',
+    "emad": 'exec {python} -m pytest_emad "$@"',
     "gh": 'if [ "$1 $2" = "run list" ]; then echo "$GH_LAST"; [ -n "$GH_LAST" ]; else cp -R "$GH_REPORT" base; fi',
 }
 

@@ -9,10 +9,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from emad_ref.audit import check_generation
-from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
+from pytest_emad.audit import check_generation
+from pytest_emad.audit.trajectory import DecoderUnderTest
 from tests.decoders.audited_model import lens_of
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.small_models import LAYERS, small_model

@@ -17,7 +17,7 @@ JUDGE, VERIFY = (next(line for line in README.splitlines() if line.startswith(st
                  for start in ("pytest --pyargs pytest_emad.suites --emad-gate", "emad verify report/"))  # fmt: skip
 OF_README = re.search(r"<!-- file: conftest.py -->\n```python\n(.*?)```", README, re.DOTALL)[1]
 WRONG = """
-from emad_ref.mutants.catalogue import CATALOGUE
+from pytest_emad.mutants.catalogue import CATALOGUE
 
 
 def pytest_emad_make_decoder(config, request):
@@ -30,7 +30,7 @@ def gated(folder: Path, conftest: str, *options: str) -> tuple[int, int, str]:
     (folder / "conftest.py").write_text(conftest)
     words = [*JUDGE.split()[1:], "--emad-model", "emad-nano", "-p", "no:cacheprovider", *options]
     run = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=folder, capture_output=True, text=True)
-    verify = [sys.executable, "-m", "emad_ref", *VERIFY.split()[1:]]
+    verify = [sys.executable, "-m", "pytest_emad", *VERIFY.split()[1:]]
     check = subprocess.run(verify, cwd=folder, capture_output=True, text=True)
     return run.returncode, check.returncode, run.stdout + check.stdout + check.stderr
 

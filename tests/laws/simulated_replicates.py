@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from tabulate import tabulate
 
-from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
-from emad_ref.measurements.study import BUDGETS, Budget
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import estimate_total_speedup
-from emad_ref.statistics.units import ByPair
+from pytest_emad.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
+from pytest_emad.measurements.study import BUDGETS, Budget
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.speedup import estimate_total_speedup
+from pytest_emad.statistics.units import ByPair
 from tests.claims.simulation import asked
 
 BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms

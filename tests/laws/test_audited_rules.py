@@ -12,18 +12,6 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from emad_ref.audit import (
-    Finding,
-    check_decisions,
-    check_forced_depths,
-    check_generation,
-    check_replay_agreement,
-    check_row_independence,
-    tolerance,
-)
-from emad_ref.audit.model_lens import ModelLens, replay_document
-from emad_ref.audit.reference_logits import compute_reference
-from emad_ref.audit.trajectory import DecoderUnderTest
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -35,6 +23,18 @@ from emad_ref.probes.signal_values import ProbeOutput
 from emad_ref.protocol import Prompt
 from emad_ref.record import Work
 from emad_ref.signals import LAYERWISE, SIGNALS
+from pytest_emad.audit import (
+    Finding,
+    check_decisions,
+    check_forced_depths,
+    check_generation,
+    check_replay_agreement,
+    check_row_independence,
+    tolerance,
+)
+from pytest_emad.audit.model_lens import ModelLens, replay_document
+from pytest_emad.audit.reference_logits import compute_reference
+from pytest_emad.audit.trajectory import DecoderUnderTest
 from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model

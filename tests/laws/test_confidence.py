@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules import early_exit_point, threshold_decay_factor
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
-from emad_ref.replay import replay
+from emad_ref.replay.replay import replay
 from tests.flop_counter import counted
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources

@@ -12,19 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration import trace as trace_module
 from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace, concatenate_traces, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import (
+from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
     decode_and_prompt_work,

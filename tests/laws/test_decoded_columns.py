@@ -9,19 +9,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import is_fed_layerwise, teacher_force, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.sweep.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
+from emad_ref.replay.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources

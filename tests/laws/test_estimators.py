@@ -29,8 +29,8 @@ from emad_ref.probes.estimators import (
     make_entropy_reader,
 )
 from emad_ref.probes.signal_values import entropy_nats
-from emad_ref.sweep.diagnostics import compare_estimators
 from emad_ref.text.corpora import iterate_corpus_documents
+from pytest_emad.sweep.diagnostics import compare_estimators
 from tests.small_models import small_model
 
 ROUNDED = 1e-9  # float64 sums in a different order, entropies up to 5 nats

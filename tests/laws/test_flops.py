@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops, probes_to_blocks_flops_ratio
 from emad_ref.errors import BadArgument
+from emad_ref.flop_ledger import flops, probes_to_blocks_flops_ratio
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper

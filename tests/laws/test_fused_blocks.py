@@ -13,14 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.models import causal, fused_blocks
+from emad_ref.models import causal
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import PackedLinear, fuse_block, fuse_norm
+from emad_ref.models.fast import fused_blocks
+from emad_ref.models.fast.fused_blocks import PackedLinear, fuse_block, fuse_norm
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from pytest_emad.audit.tolerances import tolerance
 from tests.small_models import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
 
 FUSED = (

@@ -17,18 +17,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.models import graph_buffers, graph_capture
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.graph_buffers import bucket_size
-from emad_ref.models.graph_capture import GraphCaptureWarning
+from emad_ref.models.fast import graph_buffers, graph_capture
+from emad_ref.models.fast.graph_buffers import bucket_size
+from emad_ref.models.fast.graph_capture import GraphCaptureWarning
 from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.signal_values import NotFinite, require_finite_cpu_float64
 from emad_ref.protocol import Prompt
+from pytest_emad.audit.tolerances import tolerance
 from tests.cpu_graphs import TapeEngine, capturing
 from tests.devices import FIRST, Placed, two_devices
 from tests.random_translators import attached_translators

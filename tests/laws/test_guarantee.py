@@ -21,13 +21,13 @@ from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.record import Floats
-from emad_ref.screening import drift as drift
-from emad_ref.screening.drift import DocumentFeatures, replay_features
-from emad_ref.screening.guarantee import ERROR, EXCESS, excess_loss, require_strict_to_loose
-from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.sweep.losses import replay_points_to_columns
-from emad_ref.sweep.risk import betting_pvalues
+from emad_ref.replay.losses import replay_points_to_columns
 from emad_ref.tuning import windows_of
+from pytest_emad.screening import drift
+from pytest_emad.screening.drift import DocumentFeatures, replay_features
+from pytest_emad.screening.guarantee import ERROR, EXCESS, excess_loss, require_strict_to_loose
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.sweep.risk import betting_pvalues
 
 CORPORA = ("world:premise", "world:mixed")
 PROBES = (4, 6, 8, 10)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
+from pytest_emad.audit.tolerances import tolerance
 from tests.small_models import FAMILIES, LAYERS, VOCABULARY, small_model
 
 PROMPT, FED = 5, 7

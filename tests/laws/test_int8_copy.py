@@ -16,7 +16,7 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.models.stepper import count_parameters
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.replay import replay
+from emad_ref.replay.replay import replay
 from tests.small_models import small_model
 
 ROUNDING = 1e-5  # traces hold float32

@@ -16,8 +16,13 @@ from emad_ref.models.loading import load
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding, trace_required_layers
-from emad_ref.tasks.lm_eval_model import EmadLM
+from pytest_emad.tasks.continuation_scoring import (
+    ForcedInput,
+    required_layers,
+    score_by_decoding,
+    trace_required_layers,
+)
+from pytest_emad.tasks.lm_eval_model import EmadLM
 
 LONGEST = 40  # the model reads 512; shorter windows give more of them
 WORDS = [

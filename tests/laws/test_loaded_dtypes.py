@@ -12,12 +12,12 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from emad_ref.measurements import engine
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import copy_in_dtype, load
 from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.protocol import Prompt, TokenLogProbs
+from pytest_emad.measurements import engine
 from tests.small_models import FAMILIES, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import KINDS, small_t5
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.work import ObservedRequest, check_observed_work
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fast.weight_layout import packed_view
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.seq2seq import Seq2SeqStepper
-from emad_ref.models.weight_layout import packed_view
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import HEAD
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.work import ObservedRequest, check_observed_work
 from tests.decoders.audited_model import drawn, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.planted_defects import DEFECTS, AllLayersThenRoute, ReadsEveryLayer

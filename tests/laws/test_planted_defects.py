@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import (
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint, full_depth
+from pytest_emad.audit import (
     Finding,
     check_decisions,
     check_forced_depths,
@@ -18,9 +20,7 @@ from emad_ref.audit import (
     check_session_isolation,
     tolerance,
 )
-from emad_ref.audit.session_checks import check_feed_last_argument
-from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint, full_depth
+from pytest_emad.audit.session_checks import check_feed_last_argument
 from tests.decoders.audited_model import LAYERS, drawn, spread_point, under_test
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder

@@ -11,9 +11,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
-from emad_ref.statistics.units import ByPair
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.statistics.speedup import estimate_total_speedup, estimate_work_ratio
+from pytest_emad.statistics.units import ByPair
 from tests.laws.simulated_replicates import ALIKE, UNALIKE, against_itself, verdicts
 
 COVERED, WIDTH = 93, 0.03  # of DRAWS intervals, half of the median

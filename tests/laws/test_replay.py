@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
-from emad_ref.replay import (
+from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
     decode_and_prompt_work,

@@ -9,18 +9,18 @@ import pytest
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from emad_ref.audit.tolerances import tolerance
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Work
-from emad_ref.sweep.losses import decoded_columns
+from emad_ref.replay.losses import decoded_columns
+from pytest_emad.audit.tolerances import tolerance
 from tests.laws.test_seq2seq import SETTINGS, counted, readouts
 from tests.small_models import small_config, small_model
 from tests.unit.models.test_seq2seq import EXACT, LAYERS, START, TOKENS, small_t5, some_sources, some_targets

@@ -12,14 +12,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from emad_ref.audit.token_comparison import GoldenTokens, compare_golden, logit_margins, threshold_distances
-from emad_ref.audit.token_comparison import emitted_depths as golden_depths
-from emad_ref.audit.work import ObservedRequest, check_observed_work
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.linear_maps import fit_translators
 from emad_ref.calibration.trace import compute_sequence_states, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.models.seq2seq import Seq2SeqStepper
@@ -28,7 +25,10 @@ from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators, Translator, attach_translators
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import FILLS, Work
-from emad_ref.sweep.losses import decoded_columns
+from emad_ref.replay.losses import decoded_columns
+from pytest_emad.audit.token_comparison import GoldenTokens, compare_golden, logit_margins, threshold_distances
+from pytest_emad.audit.token_comparison import emitted_depths as golden_depths
+from pytest_emad.audit.work import ObservedRequest, check_observed_work
 from tests.random_translators import FINGERPRINT, attached_translators, drawn_translators
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources

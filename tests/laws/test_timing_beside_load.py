@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 import emad_ref
-from emad_ref.claims.speedup import SpeedupEvidence, decide_speedup, make_timed_batch
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.process_replicates import run_task_file
-from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import load
 from emad_ref.point import truncated
 from emad_ref.protocol import Decoder, Request
+from pytest_emad.claims.speedup import SpeedupEvidence, decide_speedup, make_timed_batch
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.process_replicates import run_task_file
+from pytest_emad.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
+from pytest_emad.measurements.study import BUDGETS, Study
 from tests.claims.simulation import asked
 
 BUDGET = replace(BUDGETS["smoke"], pairs=30, processes=5, batch_sizes=(1,), prompt_tokens=16, new_tokens=8)

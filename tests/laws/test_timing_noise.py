@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import (
+from pytest_emad.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.speedup import (
     estimate_speedup_per_request,
     estimate_total_speedup,
     estimate_work_ratio,
     measure_steadiness,
 )
-from emad_ref.statistics.units import ByPair
-from emad_ref.statistics.verdicts import Leg
+from pytest_emad.statistics.units import ByPair
+from pytest_emad.statistics.verdicts import Leg
 from tests.claims.simulation import asked
 from tests.laws.timing_noise import (
     LEVEL,

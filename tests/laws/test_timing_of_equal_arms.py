@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.clock import time_pairs
-from emad_ref.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
-from emad_ref.statistics.speedup import estimate_total_speedup
-from emad_ref.statistics.units import ByPair
+from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.claims.speedup import SpeedupEvidence, TimedBatch, decide_speedup
+from pytest_emad.statistics.speedup import estimate_total_speedup
+from pytest_emad.statistics.units import ByPair
 from tests.claims.simulation import asked
 
 RUNS, JUDGED, PAIRS, LEVEL = 200, 60, 30, 0.95

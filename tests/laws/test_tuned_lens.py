@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.partner import Partner
@@ -19,6 +18,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -27,7 +27,7 @@ from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay import compute_decode_flops_by_sequence, compute_decode_work, decode_and_prompt_work, replay
+from emad_ref.replay.replay import compute_decode_flops_by_sequence, compute_decode_work, decode_and_prompt_work, replay
 from emad_ref.signals import SIGNALS
 from tests.random_lenses import FINGERPRINT, attached, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model

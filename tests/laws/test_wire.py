@@ -22,19 +22,19 @@ import pytest
 
 from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.run_resources import RemoteDecoders, make_reference_decoder
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Request, Session, Step, Unsupported
 from emad_ref.record import Record, Work
-from emad_ref.wire.address import parse_address
-from emad_ref.wire.client import DecoderFailed
 from emad_ref.workers.supervisor import find_descendants
+from pytest_emad.measurements.run_resources import RemoteDecoders, make_reference_decoder
+from pytest_emad.remote.address import parse_address
+from pytest_emad.remote.client import DecoderFailed
 from tests.random_lenses import drawn_lens
 
 ROOT = Path(__file__).parents[2]
-SERVE = [sys.executable, "-m", "emad_ref", "serve"]
+SERVE = [sys.executable, "-m", "pytest_emad", "serve"]
 MODEL, SOURCED = "emad-nano", "emad-t5-tiny"
 SECONDS = 120.0
 ADAPTIVE = OperatingPoint("exits", "emad", 4, 4, (1, 2, 3), ((2.0, 1.5, 1.0),))

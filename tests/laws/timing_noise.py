@@ -18,8 +18,8 @@ from scipy.signal import lfilter
 from tabulate import tabulate
 
 from emad_ref.record import Floats, Ints
-from emad_ref.statistics.speedup import estimate_total_speedup, estimate_work_ratio
-from emad_ref.statistics.units import ByPair
+from pytest_emad.statistics.speedup import estimate_total_speedup, estimate_work_ratio
+from pytest_emad.statistics.units import ByPair
 
 NOISE = 0.05  # standard deviation of one request's log time
 PROCESSES = 20

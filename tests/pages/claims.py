@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emad_ref.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, find_golden_folder, read_verdict_entries
-from emad_ref.statistics.verdicts import OUTCOMES, PAPERS, Claim, load_register
+from pytest_emad.statistics.goldens import MACHINE_BOUND, SEED_DEPENDENT, find_golden_folder, read_verdict_entries
+from pytest_emad.statistics.verdicts import OUTCOMES, PAPERS, Claim, load_register
 
 MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
 FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)

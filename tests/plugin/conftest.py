@@ -22,7 +22,7 @@ from emad_ref.models.bundled import weights_folder
 INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11"))
 
 VERDICTS = """
-from emad_ref.statistics.verdicts import Leg, Verdict
+from pytest_emad.statistics.verdicts import Leg, Verdict
 
 def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
     found = (0.03, (0.02, 0.04), 200, 0.01, "relative rise")
@@ -32,7 +32,7 @@ def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
 # for a folder that stands in for the suites: a passing shipped test must record something
 RECORDED = """
 import pytest
-from emad_ref.audit.finding import Finding
+from pytest_emad.audit.finding import Finding
 
 @pytest.fixture(autouse=True)
 def recorded(emad_record): emad_record.record_audit(Finding("premise", True, "as seen", 1, 0))
@@ -125,11 +125,11 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
         folder.mkdir()
         (folder / "__init__.py").touch()
     (suites / "claims" / "test_claim.py").write_text(
-        "from emad_ref.audit.finding import Finding\ndef test_claim(emad_settings, emad_record):\n"
+        "from pytest_emad.audit.finding import Finding\ndef test_claim(emad_settings, emad_record):\n"
         "    emad_record.record_audit(Finding('seed', emad_settings.study.seed == 0, '', 1, 0))\n"
     )
     (suites / "cost" / "test_time.py").write_text(
-        "from emad_ref.audit.finding import Finding\ndef test_time(emad_record):\n"
+        "from pytest_emad.audit.finding import Finding\ndef test_time(emad_record):\n"
         "    emad_record.record_audit(Finding('clock', True, '', 1, 0))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(site))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_emad import environment
+from pytest_emad.run import environment
 from tests.plugin.conftest import RECORDED, Run
 
 USAGE = pytest.ExitCode.USAGE_ERROR
@@ -150,8 +150,8 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
 SLOW = """
 import time
 from hypothesis import given, settings, strategies as st
-from pytest_emad.hypothesis_profile import property_test_settings
-from emad_ref.measurements.study import BUDGETS
+from pytest_emad.run.hypothesis_profile import property_test_settings
+from pytest_emad.measurements.study import BUDGETS
 slowly = st.integers().map(lambda number: time.sleep(0.3))
 @given(slowly)
 def test_drawn_by_the_profile(number): pass
@@ -175,8 +175,8 @@ def test_the_properties_of_these_tests_have_no_limit_of_time() -> None:
 
 PROFILED = """
 from hypothesis import Phase, given, settings, strategies as st
-from pytest_emad.hypothesis_profile import property_test_settings
-from emad_ref.measurements.study import BUDGETS
+from pytest_emad.run.hypothesis_profile import property_test_settings
+from pytest_emad.measurements.study import BUDGETS
 drawn = []
 @given(st.integers())
 def test_property(number): drawn.append(number)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pytest_emad.decoder_providers import OUR_PROVIDER, requested_provider_name
-from pytest_emad.options import get_run_settings
+from pytest_emad.run.decoder_providers import OUR_PROVIDER, requested_provider_name
+from pytest_emad.run.options import get_run_settings
 from tests.plugin.conftest import Run
 
 ASK = """
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request, Unsupported
-from pytest_emad.decoder_providers import make_decoder
+from pytest_emad.run.decoder_providers import make_decoder
 
 REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
 
@@ -112,9 +112,9 @@ def test_ours_answers_last_and_can_be_named(
     import sys
     import types
 
-    stand_in = types.ModuleType("emad_ref.measurements.run_resources")
+    stand_in = types.ModuleType("pytest_emad.measurements.run_resources")
     stand_in.make_decoder_on_judge_model = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
+    monkeypatch.setitem(sys.modules, "pytest_emad.measurements.run_resources", stand_in)
     ours = ["m", "full depth"]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))
     run().assert_outcomes(passed=1)
@@ -188,9 +188,9 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
         def close(self) -> None:
             told.append("closed")
 
-    module = types.ModuleType("emad_ref.measurements.run_resources")
+    module = types.ModuleType("pytest_emad.measurements.run_resources")
     module.RemoteDecoders = StandIn  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", module)
+    monkeypatch.setitem(sys.modules, "pytest_emad.measurements.run_resources", module)
     ask = ASK.format(expected="elsewhere m")
     project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ask, test_again=ask)
     options = (

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from pytest_emad import environment
-from pytest_emad.environment import VISIBLE_DEVICES, select_gpu
+from pytest_emad.run import environment
+from pytest_emad.run.environment import VISIBLE_DEVICES, select_gpu
 from tests.plugin.conftest import Run
 
 USAGE = pytest.ExitCode.USAGE_ERROR

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref import cli
-from pytest_emad import environment
+from pytest_emad import cli
+from pytest_emad.run import environment
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 OK, FAILED, NONE_RUN = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -43,7 +43,7 @@ def gates(project: pytest.Pytester) -> dict[str, str]:
 
 FALSIFIED = """
 from verdicts import verdict
-from emad_ref.audit.finding import Finding
+from pytest_emad.audit.finding import Finding
 
 def test_mark(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-F1"))
 def test_makereport(emad_record): emad_record.record_claim(verdict("falsified", "EMAD-F2"))
@@ -167,7 +167,7 @@ def pytest_report_teststatus(report):
 """
 FLAKY = """
 from verdicts import verdict
-from emad_ref.audit.finding import Finding
+from pytest_emad.audit.finding import Finding
 
 tries = {}
 def first(name):

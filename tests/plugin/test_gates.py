@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from emad_ref.claims.base import find_questions_by_claim
-from emad_ref.statistics.goldens import MACHINE_BOUND, SCHEMA, VERDICTS, summarise_seed_outcomes
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.claims.base import find_questions_by_claim
+from pytest_emad.statistics.goldens import MACHINE_BOUND, SCHEMA, VERDICTS, summarise_seed_outcomes
+from pytest_emad.statistics.verdicts import load_register
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 FAILS, PASSES = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK

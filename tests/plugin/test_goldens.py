@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.statistics.goldens import (
+from pytest_emad.statistics.goldens import (
     SCHEMA,
     VERDICTS,
     DamagedGolden,

@@ -17,7 +17,7 @@ import pytest
 
 from emad_ref.protocol import Capabilities, Prompt, Step, TokenArrivals, Unsupported
 from emad_ref.record import Record, TokenTable, Work
-from pytest_emad.guarded_decoder import (
+from pytest_emad.run.guarded_decoder import (
     CallTimeLimit,
     DecoderTooSlowError,
     GuardedDecoder,
@@ -95,7 +95,7 @@ def test_a_call_that_hangs_ends_in_time_by_name(call: str) -> None:
 def test_code_that_never_returns_ends_the_process() -> None:
     """A loop in C cannot be interrupted: the guard writes the stack and ends the process."""
     code = (
-        "import sys, pytest_emad.guarded_decoder as g; g.GRACE_S = 0.1\n"
+        "import sys, pytest_emad.run.guarded_decoder as g; g.GRACE_S = 0.1\n"
         "with g.CallTimeLimit('mine', 0.1, sys.__stderr__)('generate'): sum(range(10**12))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from emad_ref.benchmark import machine
 from emad_ref.errors import EmadError
 from emad_ref.files import require_replaceable_file
-from emad_ref.measurements.hardware import (
+from emad_ref.models.fast.graph_capture import GraphCaptureWarning
+from emad_ref.protocol import Unsupported
+from emad_ref.workers import child_process
+from pytest_emad import hardware
+from pytest_emad.benchmark import machine
+from pytest_emad.measurements.hardware import (
     CHECKED,
     TIMED,
     compare_cached_steps,
     compare_captured_steps,
     measure_relative_weight_bandwidth,
 )
-from emad_ref.models.graph_capture import GraphCaptureWarning
-from emad_ref.protocol import Unsupported
-from emad_ref.workers import child_process
-from pytest_emad import hardware
 from tests.cpu_graphs import TapeEngine, capturing
 
 

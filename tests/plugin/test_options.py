@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.report import provenance
-from emad_ref.wire.address import ProgramAddress, ServerAddress
-from pytest_emad.options import OPTIONS, RunSettings, get_run_settings
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.remote.address import ProgramAddress, ServerAddress
+from pytest_emad.report import provenance
+from pytest_emad.run.options import OPTIONS, RunSettings, get_run_settings
 from tests.plugin.conftest import Run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from emad_ref.models.bundled import bundled_model_names
-from emad_ref.statistics.goldens import load_known_verdicts_from_folders
-from pytest_emad import rejudge
+from pytest_emad.run import rejudge
+from pytest_emad.statistics.goldens import load_known_verdicts_from_folders
 
 SUITE = """
 import pytest
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Verdict
 
 @pytest.mark.emad(claim="EMAD-E13")
 def test_it(emad_record, emad_settings, pytestconfig):

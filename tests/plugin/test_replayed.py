@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.cli.replay import replay_test
+from pytest_emad.cli.replay import replay_test
 from tests.plugin.conftest import Run
 
 PROVIDER = "def pytest_emad_make_decoder(config, request): return config.getoption('--answer')\n"
@@ -26,7 +26,7 @@ from types import SimpleNamespace
 import pytest
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
-from pytest_emad.decoder_providers import make_decoder
+from pytest_emad.run.decoder_providers import make_decoder
 
 REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.suite_parts import upsert_model_row
+from pytest_emad.report.suite_parts import upsert_model_row
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """
@@ -299,7 +299,7 @@ def test_a_report_that_cannot_be_written_fails_the_run(
     def full(path: object, text: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pytest_emad.run_report.write_atomically", full)
+    monkeypatch.setattr("pytest_emad.run.run_report.write_atomically", full)
     project.makepyfile("def test(): pass")
     result = run("--emad-report", "out")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

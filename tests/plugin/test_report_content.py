@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from emad_ref import cli
-from emad_ref.report.schema import read_report
-from pytest_emad import environment
+from pytest_emad import cli
+from pytest_emad.report.schema import read_report
+from pytest_emad.run import environment
 from tests.plugin.conftest import RECORDED, Run, report_of
 
 USAGE, INTERRUPTED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED
@@ -99,8 +99,8 @@ def test_the_commit_of_the_users_own_repository_is_named(project: pytest.Pyteste
 
 AUDITED = """
 import pytest
-from emad_ref.audit.finding import Finding
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.run.suite_support import AuditFindingGate
 
 @pytest.mark.parametrize("passed", [True, False, None])
 def test_audit(emad_record, emad_settings, passed):

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.schema import read_report
-from emad_ref.report.suite_parts import DONE_FILE, read_reusable_exit_status
-from pytest_emad import reproduce, subprocesses
+from pytest_emad import reproduce
+from pytest_emad.report.schema import read_report
+from pytest_emad.report.suite_parts import DONE_FILE, read_reusable_exit_status
+from pytest_emad.run import subprocesses
 
 SUITE = """
 import pytest
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Verdict
 
 @pytest.mark.emad(claim="EMAD-E13")
 def test_it(emad_record, emad_settings):
@@ -141,7 +142,7 @@ def test_a_unit_of_another_commit_is_another(monkeypatch):
 HELPERS = """
 import os, pytest, time
 from pathlib import Path
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Verdict
 
 @pytest.fixture(autouse=True)
 def noted(request):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.deselection import SUITES
-from emad_ref.report.gaps import find_gaps
-from pytest_emad import environment
-from pytest_emad.selection import FOLDERS, sorted_by_suite_folder, sorted_gates_first_per_model
+from pytest_emad.report.deselection import SUITES
+from pytest_emad.report.gaps import find_gaps
+from pytest_emad.run import environment
+from pytest_emad.run.selection import FOLDERS, sorted_by_suite_folder, sorted_gates_first_per_model
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 MODEL = """

@@ -42,7 +42,7 @@ def pytest_addoption(parser):
 ASKS = """
 import os
 import pytest
-from emad_ref.measurements.process_replicates import SubprocessFailed, run_in_subprocess
+from pytest_emad.measurements.process_replicates import SubprocessFailed, run_in_subprocess
 from tasks import Asking
 
 def test_the_same_decoder(emad_host, emad_settings):
@@ -92,7 +92,7 @@ def test_a_process_is_started_as_the_run_was(
 
 HANGS = """
 import pytest
-from emad_ref.measurements.process_replicates import SubprocessFailed, run_in_subprocess
+from pytest_emad.measurements.process_replicates import SubprocessFailed, run_in_subprocess
 from tasks import Asking
 
 def test_one_that_hangs(emad_host):
@@ -149,9 +149,9 @@ def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: py
 
 RACES = """
 from dataclasses import replace
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.measurements.model_under_test import open_model
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.measurements.model_under_test import open_model
 from emad_ref.point import OperatingPoint
 
 BUDGET = replace(BUDGETS["smoke"], pairs=4, processes=2, batch_sizes=(1,), prompt_tokens=8, new_tokens=3)

@@ -9,15 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.token_comparison import GoldenTokens, largest_threshold_change, thresholds_to_golden_json
-from emad_ref.claims.base import Answer, ClaimContext, Question, RunPlan
-from emad_ref.measurements.study import Study
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.statistics.verdicts import load_register
-from pytest_emad.recorder import decide_and_record_claim
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.token_comparison import GoldenTokens, largest_threshold_change, thresholds_to_golden_json
+from pytest_emad.claims.base import Answer, ClaimContext, Question, RunPlan
+from pytest_emad.measurements.study import Study
+from pytest_emad.run.recorder import decide_and_record_claim
+from pytest_emad.run.suite_support import AuditFindingGate
+from pytest_emad.statistics.verdicts import load_register
 
 TOLERANCE, NOISE = 1e-3, 2.0
 ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")

@@ -10,7 +10,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from pytest_emad import terminal as terminal_module
+from pytest_emad.run import terminal as terminal_module
 
 SUITE = """
 from tqdm import tqdm

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from emad_ref import cli
-from pytest_emad import environment as installation
+from pytest_emad import cli
+from pytest_emad.run import environment as installation
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
@@ -20,7 +20,7 @@ SUITES = {
         from types import SimpleNamespace
         from emad_ref.point import full_depth
         from emad_ref.protocol import ModelRef, Request
-        from pytest_emad.decoder_providers import make_decoder
+        from pytest_emad.run.decoder_providers import make_decoder
         REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
         @pytest.fixture
         def opened(request): return lambda: make_decoder(request.config, REQUEST)
@@ -279,8 +279,8 @@ def pytest_runtest_makereport():
     return report
 """
 REFUTED = """
-from emad_ref.audit.finding import Finding
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.audit.finding import Finding
+from pytest_emad.run.suite_support import AuditFindingGate
 def test_sampling(opened, emad_settings, emad_record):
     opened()
     AuditFindingGate(None, 0.0, emad_settings, emad_record)(Finding("rows", False, "row 2 is off", 7, 1))
@@ -419,9 +419,9 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 
-    stand_in = types.ModuleType("emad_ref.measurements.run_resources")
+    stand_in = types.ModuleType("pytest_emad.measurements.run_resources")
     stand_in.make_decoder_on_judge_model = lambda request: "ours"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.measurements.run_resources", stand_in)
+    monkeypatch.setitem(sys.modules, "pytest_emad.measurements.run_resources", stand_in)
 
 
 def test_a_conftest_that_was_not_loaded_is_named(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from emad_ref.calibration.profile import Profile
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
-from emad_ref.statistics.goldens import INDEX, VERDICTS, Goldens
+from pytest_emad.statistics.goldens import INDEX, VERDICTS, Goldens
 from tests.suites.conftest import Run, only, text_of
 
 ASKED = ("invariants", "fidelity")

@@ -1,7 +1,7 @@
 """The decoder gate with an inference server named by its URL: live at full depth, failed for a planted fault.
 
-``tests/unit/wire/test_inference_server.py`` tests the faults and the replies one by one. The stand-in for vLLM decodes
-by Transformers, so that the run compares this project's lens with another implementation.
+``tests/unit/remote/test_inference_server.py`` tests the faults and the replies one by one. The stand-in for vLLM
+decodes by Transformers, so that the run compares this project's lens with another implementation.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref import cli
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.report.tables import STREAM_TIMES
+from pytest_emad import cli
+from pytest_emad.report.tables import STREAM_TIMES
 from tests.decoders.engine_server import Complete, EachThird, Engine, Hanging, NoStream, serve
 from tests.decoders.vllm_server import FAULTS as PLANTED
 from tests.decoders.vllm_server import make_server

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from emad_ref.statistics.goldens import load_known_verdicts_from_folders
+from pytest_emad.statistics.goldens import load_known_verdicts_from_folders
 from tests.suites.conftest import Run, add_tokenizer, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 

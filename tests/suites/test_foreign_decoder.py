@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.schema import read_report
+from pytest_emad.report.schema import read_report
 from tests.suites.conftest import Run, only, text_of, verdicts_of
 
 HONEST = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.cli import main
-from emad_ref.measurements import model_measurements as model
-from emad_ref.statistics.goldens import VERDICTS
+from pytest_emad.cli import main
+from pytest_emad.measurements import model_measurements as model
+from pytest_emad.statistics.goldens import VERDICTS
 from tests.suites.conftest import Run, only
 
 CLAIMS = ("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E9", "EMAD-E13", "EMAD-R1", "EE-8", "EAD-H1")
@@ -157,7 +157,7 @@ def test_few_documents_of_a_server_are_inconclusive(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "DOCUMENTS", 0)  # the budget's alone
-    server = f"exec:{sys.executable} -m emad_ref serve emad-nano"
+    server = f"exec:{sys.executable} -m pytest_emad serve emad-nano"
     status, text = same(capsys, "emad-nano", server)
     assert status == 1
     assert f"emad-nano and {server}: inconclusive" in text

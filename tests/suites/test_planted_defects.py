@@ -24,18 +24,18 @@ import pytest
 import torch
 
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import open_model
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel
-from emad_ref.mutants.catalogue import CATALOGUE
-from emad_ref.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 from emad_ref.protocol import Prompt, Request, Unsupported
 from emad_ref.record import Ints, Record
-from emad_ref.token_decoder import Completion, TokenDecoder
-from pytest_emad.suite_support import AuditFindingGate
+from pytest_emad.measurements.latency import ADAPTIVE, FULL, WARM_UP, draw_audited_pairs
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import open_model
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.mutants.catalogue import CATALOGUE
+from pytest_emad.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
+from pytest_emad.remote.token_decoder import Completion, TokenDecoder
+from pytest_emad.run.suite_support import AuditFindingGate
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # the number of timed requests is not under test

@@ -12,7 +12,7 @@ from tests.suites.conftest import Run, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-for module in ("datasets", "emad_ref.tasks.evaluation", "emad_ref.tasks.lm_eval_model"):
+for module in ("datasets", "pytest_emad.tasks.evaluation", "pytest_emad.tasks.lm_eval_model"):
     import_module(module)  # pytester unloads modules, and their registrations cannot be made twice
 
 F1 = ("claims/test_model.py",)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from emad_ref.measurements.latency import INDICATIVE_PAIRS
 from emad_ref.models import bundled
+from pytest_emad.measurements.latency import INDICATIVE_PAIRS
 from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
 
 QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from emad_ref.mutants.catalogue import CATALOGUE, select_one_of_each_kind
-from emad_ref.mutants.mutant import RUN, VERIFY, Mutant
-from emad_ref.report import mutation_results
-from emad_ref.report.deselection import NO_PAIR, list_shipped_tests, suite_folder_names
-from emad_ref.report.mutation_results import CheckComplaint, MutationResult, premise_unavailable_reason
-from pytest_emad import selfcheck as selfcheck_of_plugin
+from pytest_emad.mutants.catalogue import CATALOGUE, select_one_of_each_kind
+from pytest_emad.mutants.mutant import RUN, VERIFY, Mutant
+from pytest_emad.report import mutation_results
+from pytest_emad.report.deselection import NO_PAIR, list_shipped_tests, suite_folder_names
+from pytest_emad.report.mutation_results import CheckComplaint, MutationResult, premise_unavailable_reason
+from pytest_emad.run import selfcheck as selfcheck_of_plugin
 from tests.suites.conftest import ROOT, SUITES, text_of
 
 CAUGHT_HERE = (

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from emad_ref.benchmark.energy import NoEnergyReason
-from emad_ref.claims.energy import open_energy_counter
+from pytest_emad.benchmark.energy import NoEnergyReason
+from pytest_emad.claims.energy import open_energy_counter
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 

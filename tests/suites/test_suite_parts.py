@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.schema import read_report
-from emad_ref.report.suite_parts import model_folder_name
-from emad_ref.statistics.goldens import MACHINE_BOUND
-from emad_ref.statistics.verdicts import load_register
-from pytest_emad import reproduce, subprocesses
+from pytest_emad import reproduce
+from pytest_emad.report.schema import read_report
+from pytest_emad.report.suite_parts import model_folder_name
+from pytest_emad.run import subprocesses
+from pytest_emad.statistics.goldens import MACHINE_BOUND
+from pytest_emad.statistics.verdicts import load_register
 from tests.suites.conftest import SUITES
 
 PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]

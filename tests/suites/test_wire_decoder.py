@@ -56,7 +56,7 @@ def test_that_asks_again(emad_evidence):
 
 
 def test_the_reference_decoder_behind_a_pipe_passes_a_suite(judge: Run) -> None:
-    decoder = f"exec:{sys.executable} -m emad_ref serve emad-tiny"
+    decoder = f"exec:{sys.executable} -m pytest_emad serve emad-tiny"
     result = judge("invariants/test_depth.py", model="emad-tiny", decoder=decoder)
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     result.assert_outcomes(passed=8)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.clock import iterate_active_tracers, time_pairs
 from emad_ref.errors import BadArgument
+from pytest_emad.benchmark.clock import iterate_active_tracers, time_pairs
 
 
 def measure():
@@ -87,7 +87,7 @@ def test_tracers_of_other_threads_memory_and_torch_are_named(monkeypatch):
 
 
 def test_development_mode_is_named():
-    code = "from emad_ref.benchmark.clock import iterate_active_tracers; print(*iterate_active_tracers())"
+    code = "from pytest_emad.benchmark.clock import iterate_active_tracers; print(*iterate_active_tracers())"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=True)
     assert "development mode" in done.stdout
 

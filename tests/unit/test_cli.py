@@ -14,22 +14,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from emad_ref import cli
 from emad_ref.calibration import calibration_run as run_module
 from emad_ref.calibration.profile import load_profile, merge
-from emad_ref.cli import screening
-from emad_ref.measurements import model_under_test
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pareto import FamilyComparison
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models import loading
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
-from emad_ref.report.figures import require_drawable
 from emad_ref.text import corpora as corpora_module
 from emad_ref.training import loop
+from pytest_emad import cli
+from pytest_emad.cli import screening
+from pytest_emad.measurements import model_under_test
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.pareto import FamilyComparison
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.report.figures import require_drawable
 from tests.letter_tokenizer import Letters
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.report.sample_report import report as reported
@@ -264,7 +264,7 @@ def test_bad_input_exits_1_and_says_why_on_stderr(small, tmp_path, capsys, argv,
     ("command", "said"), [("| head -n 1", ""), ("> /dev/full", "emad: output: No space left on device\n")]
 )
 def test_output_that_nobody_takes_is_no_traceback(command, said):
-    words = f"{sys.executable} -m emad_ref world world:premise --documents 2000 {command}"
+    words = f"{sys.executable} -m pytest_emad world world:premise --documents 2000 {command}"
     assert subprocess.run(words, shell=True, capture_output=True, text=True).stderr == said
 
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.clock import minimum_detectable_speedup, time_pairs
 from emad_ref.errors import BadArgument
+from pytest_emad.benchmark.clock import minimum_detectable_speedup, time_pairs
 
 
 class Clock:
@@ -102,8 +102,8 @@ def test_a_time_that_is_none_is_refused(own):
 
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
-    from emad_ref.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_speedup_per_request
-    from emad_ref.statistics.units import ByPair
+    from pytest_emad.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_speedup_per_request
+    from pytest_emad.statistics.units import ByPair
 
     planned = {"units": BLOCKS[-1], "inflation": PLANNED_INFLATION}
     truth, source = minimum_detectable_speedup(0.05, 30, threshold=1.10, **planned), np.random.default_rng(0)

@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 import shtab
 
-from emad_ref import __version__, cli
-from emad_ref.cli.arguments import SHELLS, pytest_to_verb_option_names
-from emad_ref.cli.generation import (
+from emad_ref import __version__
+from pytest_emad import cli
+from pytest_emad.cli.arguments import SHELLS, pytest_to_verb_option_names
+from pytest_emad.cli.generation import (
     colour_by_depth,
     detect_colour_mode,
     escape_control_characters,
     format_depth_legend,
     format_pair_legend,
 )
-from emad_ref.cli.judgment import add_judge_arguments, add_same_arguments
-from emad_ref.screening.exit import save_exit
+from pytest_emad.cli.judgment import add_judge_arguments, add_same_arguments
+from pytest_emad.screening.exit import save_exit
 from tests.unit.measurements.test_learned_exit import found_exit
 
 
@@ -109,7 +110,7 @@ def test_help_shows_the_examples_as_they_are_typed(capsys):
 
 def test_version_names_ours_and_the_libraries_without_importing_them():
     code = (
-        "import sys\nfrom emad_ref.cli import main\n"
+        "import sys\nfrom pytest_emad.cli import main\n"
         "try:\n main(['--version'])\nfinally:\n print([n for n in ('torch', 'transformers') if n in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -240,7 +241,7 @@ def test_completion_is_offered_for_the_shells_that_shtab_knows():
 def completed(*words):
     """Return bash's completions of the last word, with the script that ``emad`` prints."""
     script = subprocess.run(
-        [sys.executable, "-m", "emad_ref", "--print-completion", "bash"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pytest_emad", "--print-completion", "bash"], capture_output=True, text=True, check=True
     ).stdout
     line = ["emad", *words]
     ask = (

@@ -23,7 +23,7 @@ from emad_ref.console import (
 )
 from emad_ref.errors import LONGEST_MESSAGE, BadArgument, EmadError, escape_unsafe
 
-EMAD = [sys.executable, "-m", "emad_ref"]
+EMAD = [sys.executable, "-m", "pytest_emad"]
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref.benchmark import energy
-from emad_ref.benchmark.energy import (
+from emad_ref.errors import BadArgument
+from pytest_emad.benchmark import energy
+from pytest_emad.benchmark.energy import (
     CounterUnreadable,
     EnergyResult,
     NoEnergyReason,
@@ -21,7 +22,6 @@ from emad_ref.benchmark.energy import (
     measure_energy_window,
     open_nvml_counter,
 )
-from emad_ref.errors import BadArgument
 
 ME = os.getpid()
 OWN = frozenset({ME})
@@ -87,8 +87,8 @@ def test_joules_per_token_are_those_spent_between_the_readings():
 
 
 def test_the_ratio_of_joules_per_token_goes_into_the_interval_of_pairs():
-    from emad_ref.statistics.speedup import estimate_speedup_per_request
-    from emad_ref.statistics.units import ByPair
+    from pytest_emad.statistics.speedup import estimate_speedup_per_request
+    from pytest_emad.statistics.units import ByPair
 
     board, noise = Board(), np.random.default_rng(3)
 

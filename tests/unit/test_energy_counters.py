@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.benchmark.energy import (
+from pytest_emad.benchmark.energy import (
     CHANGES,
     CounterUnreadable,
     NoEnergyReason,

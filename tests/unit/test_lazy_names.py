@@ -12,29 +12,35 @@ import numpy as np
 import pytest
 
 import emad_ref
+import pytest_emad
 from emad_ref import record
-from emad_ref.claims.base import ClaimContext
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.stepper import EARLIER_NAMES
 from emad_ref.point import full_depth
-from emad_ref.screening import drift
-from emad_ref.statistics import legs
+from pytest_emad.claims.base import ClaimContext
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.traces import LensTraces
+from pytest_emad.screening import drift
+from pytest_emad.statistics import legs
+
+HOUSES = (emad_ref, pytest_emad)
+EXPORTS = [(house, name) for house in HOUSES for name in house.__all__]
 
 
-@pytest.mark.parametrize("name", emad_ref.__all__)
-def test_every_name_on_offer_resolves(name):
-    assert getattr(emad_ref, name) is not None
-    assert name in dir(emad_ref)
+@pytest.mark.parametrize(("house", "name"), EXPORTS)
+def test_every_name_on_offer_resolves(house, name):
+    assert getattr(house, name) is not None
+    assert name in dir(house)
 
 
-def test_a_name_not_on_offer_is_an_attribute_error():
+@pytest.mark.parametrize("house", HOUSES)
+def test_a_name_not_on_offer_is_an_attribute_error(house):
     with pytest.raises(AttributeError, match="has no attribute 'teleport'"):
-        _ = emad_ref.teleport
+        _ = house.teleport
 
 
 @pytest.mark.parametrize(
-    "module", ["emad_ref", "emad_ref.cli", "emad_ref.protocol", "emad_ref.point", "emad_ref.signals"]
+    "module",
+    ["emad_ref", "pytest_emad", "pytest_emad.cli", "emad_ref.protocol", "emad_ref.point", "emad_ref.signals"],
 )
 def test_importing_the_light_modules_loads_nothing_heavy(module):
     heavy = ("torch", "transformers", "hypothesis", "sklearn", "scipy")
@@ -47,14 +53,14 @@ def test_the_help_of_the_command_loads_neither_numpy_nor_what_makes_completions(
     """Both, and reading package versions, took as long as the rest of ``emad --help``."""
     lazy = ("numpy", "shtab", "importlib.metadata", "asyncio", "huggingface_hub")
     code = (
-        "import sys\nfrom emad_ref.cli import main\n"
+        "import sys\nfrom pytest_emad.cli import main\n"
         f"try:\n main(['--help'])\nfinally:\n print([name for name in {lazy} if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.splitlines()[-1] == "[]"
 
 
-DOCUMENTED = [name for name in emad_ref.__all__ if name != "__version__"]
+DOCUMENTED = [(house, name) for house, name in EXPORTS if name != "__version__"]
 
 
 def section(documentation: str, *titles: str) -> str:
@@ -65,9 +71,9 @@ def section(documentation: str, *titles: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_exported_name_documents_what_it_takes_and_returns(name):
-    exported = getattr(emad_ref, name)
+@pytest.mark.parametrize(("house", "name"), DOCUMENTED)
+def test_every_exported_name_documents_what_it_takes_and_returns(house, name):
+    exported = getattr(house, name)
     documentation = inspect.getdoc(exported) or ""
     assert documentation.splitlines()[0].strip(), "no first line"
     if inspect.isclass(exported):

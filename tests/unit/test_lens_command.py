@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from emad_ref import cli
 from emad_ref.calibration import lens_fit
 from emad_ref.calibration.lens_files import load_lens
 from emad_ref.console import INTERRUPTED
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
+from pytest_emad import cli
 from tests.letter_tokenizer import Letters
 from tests.small_models import LAYERS, small_model
 

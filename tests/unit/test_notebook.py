@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import emad_ref as emad
+import pytest_emad
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.verdicts import Leg, Verdict
+from pytest_emad.statistics.verdicts import Leg, Verdict
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 pytest.importorskip("pandas", reason="the extra `report` is not installed")
@@ -58,23 +58,23 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
     settings = {"models": ["m"], "gate": "paper"}
     report = {"schema": 2, "state": "complete", "settings": settings, "claims": [VERDICT.to_json()], "points": [point]}
     parts = {part: [] for part in ("models", "goldens", "tests", "audits", "notes")}
-    results = emad.RunResults(report | parts | {"tables": [table], "run": {"exit_status": 1, "failures": []}})
+    results = pytest_emad.RunResults(report | parts | {"tables": [table], "run": {"exit_status": 1, "failures": []}})
     assert results.claims.loc[0, ["id", "low", "high"]].tolist() == ["EMAD-F2", 0.8, 1.0]
     assert results.legs.loc[0, ["claim", "name", "estimate"]].tolist() == ["EMAD-F2", "batch 4", 0.9]
     assert results.points.loc[0, ["net_reduction", "low"]].tolist() == [0.4, 0.1]
     assert results.tables["m: t"].shape == (2, 2)
     broken = {"nodeid": "a.py::test_b", "outcome": "failed", "reason": "OSError: no"}
-    told = emad.RunResults(results.report | {"tests": [broken]})._repr_html_()
+    told = pytest_emad.RunResults(results.report | {"tests": [broken]})._repr_html_()
     assert "<tr><th>failed tests, cause 1</th><td>1 test: OSError: no</td></tr>" in told
     assert repr(results) == "RunResults(m: FAILED: 1 of 1 gate does not hold; 1 claim, 1 table)"
     with pytest.raises(BadArgument, match="a table with the figure 'entropy profile'"):
-        emad.plot_profile(results)
+        pytest_emad.plot_profile(results)
 
 
 def test_claims_may_be_one_text_with_commas() -> None:
     """Read letter by letter, the text would be a list of patterns."""
     with pytest.raises(BadArgument, match=r"--claims='EMAD-F9', .*nearest: EMAD-F1"):
-        emad.judge("emad-nano", claims="EMAD-E1,EMAD-F9")
+        pytest_emad.judge("emad-nano", claims="EMAD-E1,EMAD-F9")
 
 
 def test_a_verdict_is_short_in_a_notebook() -> None:
@@ -91,5 +91,5 @@ def test_a_verdict_is_short_in_a_notebook() -> None:
 )
 def test_an_option_that_judge_does_not_have_is_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(BadArgument) as refused:
-        emad.judge("emad-nano", ["EMAD-E13"], **options)
+        pytest_emad.judge("emad-nano", ["EMAD-E13"], **options)
     assert said in str(refused.value)

@@ -17,7 +17,7 @@ BOARD = "GPU-11111111-2222-3333-4444-555555555555"
 MEASURE = """
 import json, os, sys, time
 import numpy as np
-from emad_ref.benchmark import energy
+from pytest_emad.benchmark import energy
 
 def arm(pair, request):
     time.sleep(0.005)
@@ -103,7 +103,9 @@ def test_a_device_that_lists_no_process_leaves_sharing_open(results):
 
 
 def test_a_driver_version_that_is_not_utf8_leaves_the_other_facts(standin):
-    code = f"import json; from emad_ref.benchmark.machine import _nvml_facts; print(json.dumps(_nvml_facts({BOARD!r})))"
+    code = (
+        f"import json; from pytest_emad.benchmark.machine import _nvml_facts; print(json.dumps(_nvml_facts({BOARD!r})))"
+    )
     environment = standin | {"STANDIN_FAULTS": "driver-latin1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
@@ -114,7 +116,7 @@ def test_a_driver_version_that_is_not_utf8_leaves_the_other_facts(standin):
 def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml" / "__init__.py").write_text("def nvmlInit(): raise SystemExit('must not be called')\n")
-    code = "from emad_ref.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
+    code = "from pytest_emad.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "the deprecated package pynvml, but nvidia-ml-py is expected; pip uninstall pynvml" in done.stdout
@@ -127,7 +129,7 @@ def test_the_older_package_of_that_name_is_refused_with_the_remedy(tmp_path):
 )  # fmt: skip
 def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, source, reason):
     (tmp_path / "pynvml.py").write_text(source + "\n")
-    code = "from emad_ref.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
+    code = "from pytest_emad.benchmark import energy\nwith energy.open_nvml_counter('aaaa') as it: print(it.reason)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert reason in done.stdout
@@ -137,7 +139,7 @@ def test_bindings_that_fail_in_ways_of_their_own_become_a_reason(tmp_path, sourc
 PLUGIN = """
 from functools import partial
 
-from emad_ref.claims import energy
+from pytest_emad.claims import energy
 
 energy.find_device_uuid = lambda device: {board!r}
 energy.measure_energy_pairs = partial(energy.measure_energy_pairs, min_seconds=0.1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.benchmark.flops import two_model_cost_at_large_share, two_model_relative_cost
 from emad_ref.errors import BadArgument
+from emad_ref.flop_ledger import two_model_cost_at_large_share, two_model_relative_cost
 
 
 @pytest.mark.parametrize(

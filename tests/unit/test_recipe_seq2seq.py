@@ -12,7 +12,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import PRUNINGS, SHRINK
-from emad_ref.measurements.early_exits import scale_minimum_exit_layers
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from emad_ref.text.seq2seq_pairs import (
     COLOURS,
@@ -47,6 +46,7 @@ from emad_ref.training.seq2seq import (
     sample_loss_layers_and_weights,
     tokenizer_pieces,
 )
+from pytest_emad.measurements.early_exits import scale_minimum_exit_layers
 
 MICRO = Seq2SeqRecipe(
     "micro", encoder_layers=1, layers=2, hidden=32, heads=2, head_size=8, feed_forward=32, early_read=1, steps=3,

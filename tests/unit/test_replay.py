@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import AuditRefutedError, Tally
-from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.cli.replay import (
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from pytest_emad.audit.finding import AuditRefutedError, Tally
+from pytest_emad.audit.trajectory import Judge, Trajectory
+from pytest_emad.cli.replay import (
     build_environment,
     build_pytest_arguments,
     compare_results,
@@ -23,8 +25,6 @@ from emad_ref.cli.replay import (
     replay_test,
     require_repeatable,
 )
-from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
 from tests.unit.report.test_summary import claim, report
 
 FORCED = "suites/invariants/test_kv.py::test_forced[full depth]"

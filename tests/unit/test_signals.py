@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import emad_ref
-from emad_ref.audit.point_fields import PLAIN_SIGNALS, VARIANTS
 from emad_ref.calibration.trace import COLUMNS
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import FULL_READOUT, early_exit_point, is_exit_rule_met, threshold_point
-from emad_ref.measurements.pareto import CONFIDENCES
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.record import READOUTS
-from emad_ref.screening.exit_families import free_depth_families
 from emad_ref.signals import (
     ENTROPY,
     LARGE_VOCABULARY,
@@ -32,6 +29,9 @@ from emad_ref.signals import (
     exp_log_probabilities,
     top2_values_and_indices,
 )
+from pytest_emad.audit.point_fields import PLAIN_SIGNALS, VARIANTS
+from pytest_emad.measurements.pareto import CONFIDENCES
+from pytest_emad.screening.exit_families import free_depth_families
 
 EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
 LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))

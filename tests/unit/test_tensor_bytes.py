@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from emad_ref.benchmark.machine import live_tensor_bytes
+from pytest_emad.benchmark.machine import live_tensor_bytes
 
 
 class Wrapper(torch.Tensor):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.machine import BATCH, SINGLE_THREADED, all_threads_for_batches, one_thread_for_steps
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.loading import load
+from emad_ref.models.threads import BATCH, SINGLE_THREADED, all_threads_for_batches, one_thread_for_steps
 
 SMALL = SINGLE_THREADED - 1
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref import adaptive, cli, read_report, stream, tuning, weights_folder
+from emad_ref import adaptive, stream, tuning, weights_folder
 from emad_ref.calibration.profile import BadProfile, load_profile, merge
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
-from emad_ref.sweep.losses import is_within_bounds
+from emad_ref.replay.losses import is_within_bounds
 from emad_ref.tuning import NoMargin, choose_margin, take_profile
+from pytest_emad import cli, read_report
 
 FEW = 12
 

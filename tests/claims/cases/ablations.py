@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.claims.ablations import NO_DAMAGE, ForeignProfileEvidence
 from emad_ref.record import Floats
-from emad_ref.statistics.fronts import FamilySplit, PointFamily
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import Verdict
-from emad_ref.sweep.grids import SAVING_LEVELS
+from emad_ref.replay.grids import SAVING_LEVELS
+from pytest_emad.claims.ablations import NO_DAMAGE, ForeignProfileEvidence
+from pytest_emad.statistics.fronts import FamilySplit, PointFamily
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled
 
 # ---------------------------------------------------------------- building blocks

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.calibration_promises import THRESHOLDS, GuaranteeEvidence, PromiseEvidence
-from emad_ref.measurements.early_exits import SET_SIZE, TextConsistency
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims.calibration_promises import THRESHOLDS, GuaranteeEvidence, PromiseEvidence
+from pytest_emad.measurements.early_exits import SET_SIZE, TextConsistency
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.cases.learned_exits import names
 from tests.claims.simulated_exits import leg_by_name
 from tests.claims.simulation import Case, celled, says

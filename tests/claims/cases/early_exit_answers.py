@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.early_exit_answers import (
+from pytest_emad.claims.early_exit_answers import (
     SAME_EXITS,
     SAME_SCORES,
     ContrastiveExits,
@@ -14,7 +14,7 @@ from emad_ref.claims.early_exit_answers import (
     RuleComparisons,
     StateCopies,
 )
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import DEEP, ITEMS, LAYERS, PLAIN, Cell, alike, contest, exited, leg_by_name, near
 from tests.claims.simulation import SCORED, Case, celled, says
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.claims.early_exit_answers import SAME_SCORES
-from emad_ref.claims.early_exit_flops import (
+from pytest_emad.claims.early_exit_answers import SAME_SCORES
+from pytest_emad.claims.early_exit_flops import (
     NeverExiting,
     PrunedModel,
     PruningComparison,
@@ -15,9 +15,9 @@ from emad_ref.claims.early_exit_flops import (
     RuleTimings,
     make_published_pruning_setting,
 )
-from emad_ref.measurements.early_exits import ItemFlopsByPart, compute_flop_ratios
-from emad_ref.statistics.units import ByPair
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.measurements.early_exits import ItemFlopsByPart, compute_flop_ratios
+from pytest_emad.statistics.units import ByPair
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import PLAIN, Cell, leg_by_name, near, scores
 from tests.claims.simulation import SCORED, Case, celled
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.measurements.early_exits import LayerReadings
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.measurements.early_exits import LayerReadings
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import leg_by_name, near
 from tests.claims.simulation import Case
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.benchmark.energy import EnergyResult, NoEnergyReason, measure_energy_pairs
-from emad_ref.claims.energy import EnergyEvidence, make_energy_evidence_from_results
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.benchmark.energy import EnergyResult, NoEnergyReason, measure_energy_pairs
+from pytest_emad.claims.energy import EnergyEvidence, make_energy_evidence_from_results
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import Case
 from tests.unit.test_energy import Board
 

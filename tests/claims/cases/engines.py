@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.claims.engines import compute_divergence_bound
-from emad_ref.measurements.engine import (
+from emad_ref.protocol import StatedRule
+from pytest_emad.claims.engines import compute_divergence_bound
+from pytest_emad.measurements.engine import (
     HEAD,
     TAIL,
     TEMPERATURES,
@@ -13,9 +14,8 @@ from emad_ref.measurements.engine import (
     DistributionEvidence,
     SamplingEvidence,
 )
-from emad_ref.measurements.stated_rule import OwnRuleSpeedupEvidence
-from emad_ref.protocol import StatedRule
-from emad_ref.statistics.units import ByDocument, ByPair
+from pytest_emad.measurements.stated_rule import OwnRuleSpeedupEvidence
+from pytest_emad.statistics.units import ByDocument, ByPair
 from tests.claims.simulation import Case, celled, says
 
 TOKENS = 16  # of a document

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from emad_ref.claims.entropy_premises import (
+from pytest_emad.claims.entropy_premises import (
     HARD_LEG,
     ContextDepthEvidence,
     EntropySums,
     EstimatorRankCorrelationEvidence,
     ProbeShares,
 )
-from emad_ref.measurements.pareto import MarginGain
-from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.statistics.verdicts import Leg, Verdict, load_register
+from pytest_emad.measurements.pareto import MarginGain
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.statistics.verdicts import Leg, Verdict, load_register
 from tests.claims.simulation import Case, celled, clustered
 
 # ---------------------------------------------------------------- EMAD-E1

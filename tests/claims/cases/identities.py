@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from emad_ref.claims.identities import BlockCounts, Int8AdaptiveDepthEvidence, LogitDifferences
-from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims.identities import BlockCounts, Int8AdaptiveDepthEvidence, LogitDifferences
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled, clustered
 
 # ---------------------------------------------------------------- EMAD-E2

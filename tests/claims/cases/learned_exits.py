@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emad_ref.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
-from emad_ref.statistics.rates import DocumentLossAndWork, FullDepthBaseline
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
+from pytest_emad.statistics.rates import DocumentLossAndWork, FullDepthBaseline
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
 from tests.claims.simulation import Case, celled, says
 

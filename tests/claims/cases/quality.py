@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.claims.quality import QualityEvidence, SelectedMarginEvidence
-from emad_ref.measurements.operating_points import NllPair, PointMeasurements
-from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.units import ByDocument, ByItem
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.claims.quality import QualityEvidence, SelectedMarginEvidence
+from pytest_emad.measurements.operating_points import NllPair, PointMeasurements
+from pytest_emad.statistics.accuracy import TaskAccuracy
+from pytest_emad.statistics.units import ByDocument, ByItem
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
 from tests.claims.simulation import SCORED, Case, celled
 

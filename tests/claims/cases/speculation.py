@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.speculation import (
+from emad_ref.models.generation import LOOKUP
+from pytest_emad.claims.speculation import (
     EMAD_ARMS,
     NONE,
     SWITCHING_ARMS,
@@ -16,12 +17,11 @@ from emad_ref.claims.speculation import (
     SwitchingScore,
     SwitchingVsSpeculationEvidence,
 )
-from emad_ref.measurements.pair_timing import TRANSFORMERS_NAMES
-from emad_ref.models.generation import LOOKUP
-from emad_ref.screening.drafts import ASSISTED
-from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.units import ByItem, ByPair
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.measurements.pair_timing import TRANSFORMERS_NAMES
+from pytest_emad.screening.drafts import ASSISTED
+from pytest_emad.statistics.accuracy import TaskAccuracy
+from pytest_emad.statistics.units import ByItem, ByPair
+from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.pair_items import covers, raced, right
 from tests.claims.simulation import Case, celled
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding
-from emad_ref.claims.speedup import (
+from pytest_emad.audit.finding import Finding
+from pytest_emad.claims.speedup import (
     BackfillEvidence,
     SelfSpeculationEvidence,
     SpeedupEvidence,
     TimedBatch,
 )
-from emad_ref.measurements.latency import ADAPTIVE
-from emad_ref.measurements.operating_points import NllPair
-from emad_ref.statistics.gate import describe_verdict, format_measurement_and_requirement
-from emad_ref.statistics.units import ByDocument, ByPair
-from emad_ref.statistics.verdicts import Verdict, load_register
+from pytest_emad.measurements.latency import ADAPTIVE
+from pytest_emad.measurements.operating_points import NllPair
+from pytest_emad.statistics.gate import describe_verdict, format_measurement_and_requirement
+from pytest_emad.statistics.units import ByDocument, ByPair
+from pytest_emad.statistics.verdicts import Verdict, load_register
 from tests.claims.simulation import Case, celled, says
 
 # ---------------------------------------------------------------- EMAD-F2

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from emad_ref.claims.switching import (
+from pytest_emad.claims.switching import (
     ConstantEvidence,
     GatedSpeculationEvidence,
     HighEntropyErrorEvidence,
     SwitchingScoreEvidence,
 )
-from emad_ref.measurements.pair_routing import RuleMixtureScores
-from emad_ref.statistics.accuracy import estimate_accuracy_drop
-from emad_ref.statistics.units import ByItem
-from emad_ref.sweep.front import RoutedTaskItems, mix_runs_to_large_share
+from pytest_emad.measurements.pair_routing import RuleMixtureScores
+from pytest_emad.statistics.accuracy import estimate_accuracy_drop
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.sweep.front import RoutedTaskItems, mix_runs_to_large_share
 from tests.claims.pair_items import covers, right
 from tests.claims.simulation import SCORED, Case, celled, clustered
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.claims.switching_costs import PAPER, Headline, SwitchingRuleCosts
+from pytest_emad.claims.switching_costs import PAPER, Headline, SwitchingRuleCosts
 from tests.claims.simulation import Case
 
 # ---------------------------------------------------------------- EAD-H1

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import GPTNeoXForCausalLM
 
-from emad_ref.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
-from emad_ref.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import Record
+from pytest_emad.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
+from pytest_emad.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
 from tests.decoders.audited_model import LAYERS, drawn, spread_point, tiny_neox, under_test
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
@@ -85,7 +85,7 @@ class Nudged(ForeignDecoder):
 @pytest.mark.parametrize(("tolerance", "passed"), [(1e-9, False), (0.6, True)])
 def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a nat flips a decision: a tie within 0.6 nats, no tie within 1e-9. The lens judges both runs."""
-    monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", 1.0)  # another test counts ties
+    monkeypatch.setattr("pytest_emad.audit.finding.TIE_LIMIT", 1.0)  # another test counts ties
     finding = check_row_independence(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
     assert finding.passed is passed, finding.detail
     assert finding.ties > 0 if passed else "no tie at or before it" in finding.detail

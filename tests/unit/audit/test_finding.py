@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from emad_ref.audit.finding import Tally
-from emad_ref.audit.tolerances import BACKENDS, DTYPES, tolerance
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAMILIES
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.tolerances import BACKENDS, DTYPES, tolerance
 
 
 def test_the_first_complaint_ends_the_check() -> None:
@@ -94,6 +94,6 @@ def test_an_unknown_name_is_refused(wrong: tuple[str, str, str]) -> None:
 
 def test_the_audit_imports_neither_torch_nor_transformers() -> None:
     heavy = ("torch", "transformers", "hypothesis")
-    code = f"import sys, emad_ref.audit; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, pytest_emad.audit; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

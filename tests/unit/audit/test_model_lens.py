@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.model_lens import ModelLens
-from emad_ref.audit.reference_logits import LayerLogits, PrefixCachingLens
-from emad_ref.audit.tolerances import tolerance
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.causal import CausalStepper
+from pytest_emad.audit.model_lens import ModelLens
+from pytest_emad.audit.reference_logits import LayerLogits, PrefixCachingLens
+from pytest_emad.audit.tolerances import tolerance
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 TOKENS = np.random.default_rng(3).integers(0, VOCABULARY, 9)
@@ -78,7 +78,7 @@ def test_announced_sequences_are_read_several_at_once(monkeypatch: pytest.Monkey
     """In any order, with others between; a pass holds at most ``AT_ONCE`` positions."""
     lens, passes = ModelLens(CausalStepper(small_model("gpt_neox"))), list[list[int]]()
     together = ModelLens.read_layer_logits_by_sequence
-    monkeypatch.setattr("emad_ref.audit.reference_logits.AT_ONCE", 27)
+    monkeypatch.setattr("pytest_emad.audit.reference_logits.AT_ONCE", 27)
 
     def counted(self: ModelLens, group: list[tuple[np.ndarray, int]], *shared: Any) -> list[LayerLogits]:
         passes.append([len(one) for one, _ in group])

@@ -12,9 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, tolerance
-from emad_ref.audit.model_lens import ModelLens
-from emad_ref.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import (
@@ -30,6 +27,9 @@ from emad_ref.point import (
 )
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.signals import SIGNALS
+from pytest_emad.audit import Finding, tolerance
+from pytest_emad.audit.model_lens import ModelLens
+from pytest_emad.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 # fields that decide nothing, and the reason why no audit can tell whether they are read
@@ -67,7 +67,7 @@ def points() -> Iterator[OperatingPoint]:
 def test_every_field_is_used_by_a_variant_or_decides_nothing() -> None:
     covered = {path for variant in VARIANTS.values() for path in variant.fields}
     there = {prefix + field.name for prefix, part in PARTS.items() for field in fields_of(part)} - WHOLE
-    assert there - covered - set(LABELS) == set(), "give it a variant in emad_ref/audit/point_fields.py"
+    assert there - covered - set(LABELS) == set(), "give it a variant in pytest_emad/audit/point_fields.py"
     assert covered - there - WHOLE == set(), "no such field"
     assert set(LABELS) <= there
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from emad_ref.audit.reference_logits import LogitLens, candidate_bins, compute_reference
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.signals import LAYERWISE
+from pytest_emad.audit.reference_logits import LogitLens, candidate_bins, compute_reference
 from tests.decoders.audited_model import entropy_nats
 
 TOKENS = np.arange(3)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, ReplayedDocument, check_replay_agreement, tolerance
-from emad_ref.audit.reference_logits import compute_reference
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.schedule.schedules import monotone_depths_from_signal
+from pytest_emad.audit import Finding, ReplayedDocument, check_replay_agreement, tolerance
+from pytest_emad.audit.reference_logits import compute_reference
 from tests.decoders.audited_model import LAYERS, VOCABULARY, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder

@@ -17,9 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Finding
-from emad_ref.audit.reference_logits import PrefixCachingLens
-from emad_ref.audit.requests import (
+from emad_ref.errors import BadArgument
+from emad_ref.point import full_depth
+from emad_ref.protocol import ModelRef, Prompt, Request, Step, TokenArrivals, Unsupported
+from emad_ref.record import Ints, Record
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.reference_logits import PrefixCachingLens
+from pytest_emad.audit.requests import (
     MAX_STOP_TOKENS,
     check_and_time_streams,
     check_batch_sizes,
@@ -29,13 +33,14 @@ from emad_ref.audit.requests import (
     check_simultaneous_samples,
     draw_stop_tokens,
 )
-from emad_ref.audit.shared_prefixes import VARIATIONS, check_shared_prefixes, prompt_variations, swapped_half_variations
-from emad_ref.audit.trajectory import DecoderUnderTest
-from emad_ref.errors import BadArgument
-from emad_ref.point import full_depth
-from emad_ref.protocol import ModelRef, Prompt, Request, Step, TokenArrivals, Unsupported
-from emad_ref.record import Ints, Record
-from emad_ref.token_decoder import Completion, TokenDecoder
+from pytest_emad.audit.shared_prefixes import (
+    VARIATIONS,
+    check_shared_prefixes,
+    prompt_variations,
+    swapped_half_variations,
+)
+from pytest_emad.audit.trajectory import DecoderUnderTest
+from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from tests.decoders.audited_model import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
 from tests.decoders.cached_decoder import CachedDecoder, CachedSession
 from tests.decoders.foreign_decoder import ForeignDecoder
@@ -446,8 +451,8 @@ def test_requests_sampled_at_once_draw_what_each_draws_alone(
     monkeypatch: pytest.MonkeyPatch, made: type[Sampling], words: str
 ) -> None:
     if made is Unanswered:
-        monkeypatch.setattr("emad_ref.audit.requests.BESIDE_S", 0.1)
-        monkeypatch.setattr("emad_ref.audit.requests.BESIDE_FACTOR", 0.0)
+        monkeypatch.setattr("pytest_emad.audit.requests.BESIDE_S", 0.1)
+        monkeypatch.setattr("pytest_emad.audit.requests.BESIDE_FACTOR", 0.0)
     finding = judged_samples(made)
     assert finding.passed is not bool(words), finding.detail
     assert re.search(words, finding.detail), finding.detail

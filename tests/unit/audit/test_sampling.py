@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit import sampling as audited
-from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.reference_logits import LogitLens
-from emad_ref.audit.requests import COOLER
-from emad_ref.audit.sampling import (
+from emad_ref.protocol import Capabilities, Prompt
+from pytest_emad.audit import sampling as audited
+from pytest_emad.audit.finding import Finding, Tally
+from pytest_emad.audit.reference_logits import LogitLens
+from pytest_emad.audit.requests import COOLER
+from pytest_emad.audit.sampling import (
     SampledRow,
     _require_drawn,
     _require_seeded,
@@ -21,8 +22,7 @@ from emad_ref.audit.sampling import (
     choose_open_prompts,
     draw_temperature,
 )
-from emad_ref.measurements.engine import TEMPERATURES as TEMPERATURES_OF_CLAIMS
-from emad_ref.protocol import Capabilities, Prompt
+from pytest_emad.measurements.engine import TEMPERATURES as TEMPERATURES_OF_CLAIMS
 from suites.fidelity import test_sampling
 from suites.invariants import test_requests
 from tests.decoders.audited_model import drawn, lens_of, spread_point, tiny_neox

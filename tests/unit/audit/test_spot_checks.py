@@ -9,9 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.audit.decoding_checks import require_record_matches_lens
-from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.spot_checks import (
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
+from emad_ref.protocol import Prompt, Step
+from emad_ref.record import Ints, Record
+from pytest_emad.audit.decoding_checks import require_record_matches_lens
+from pytest_emad.audit.finding import Finding, Tally
+from pytest_emad.audit.spot_checks import (
     KEPT_REQUESTS,
     AuditedDecoder,
     TimedRequestOutputs,
@@ -19,13 +25,7 @@ from emad_ref.audit.spot_checks import (
     check_timed_lengths,
     check_timed_requests,
 )
-from emad_ref.audit.trajectory import Judge
-from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument
-from emad_ref.models.causal import CausalStepper
-from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
-from emad_ref.protocol import Prompt, Step
-from emad_ref.record import Ints, Record
+from pytest_emad.audit.trajectory import Judge
 from tests.decoders.audited_model import LAYERS as TINY_LAYERS
 from tests.decoders.audited_model import VOCABULARY as TINY_VOCABULARY
 from tests.decoders.audited_model import drawn, lens_of, spread_point, tiny_neox

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.reference_logits import LogitLens
-from emad_ref.audit.token_comparison import (
+from emad_ref.calibration.windows import TokenSequence
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.teacher_forcing import teacher_force
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.audit.reference_logits import LogitLens
+from pytest_emad.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,
     check_same_tokens,
@@ -24,12 +30,6 @@ from emad_ref.audit.token_comparison import (
     prompts_and_predicted_tokens,
     threshold_distances,
 )
-from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.teacher_forcing import teacher_force
-from emad_ref.models.causal import CausalStepper
-from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Prompt
 from tests.small_models import LAYERS as SMALL_LAYERS
 from tests.small_models import small_model
 

@@ -10,11 +10,11 @@ import pytest
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from emad_ref.audit.finding import Tally
-from emad_ref.audit.reference_logits import LayerLogits, LensReference, LogitLens, ProbeReadoutWork
-from emad_ref.audit.trajectory import Judge, Trajectory, count_exit_eligible_positions
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.reference_logits import LayerLogits, LensReference, LogitLens, ProbeReadoutWork
+from pytest_emad.audit.trajectory import Judge, Trajectory, count_exit_eligible_positions
 
 NAN, TOLERANCE = np.nan, 1e-3
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))

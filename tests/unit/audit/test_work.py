@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import Tally
-from emad_ref.audit.reference_logits import ProbeReadoutWork
-from emad_ref.audit.trajectory import Judge, Trajectory
-from emad_ref.audit.work import check_full_and_exiting_work, implied_work, require_counted_work
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import READOUTS, Ints, Work
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.reference_logits import ProbeReadoutWork
+from pytest_emad.audit.trajectory import Judge, Trajectory
+from pytest_emad.audit.work import check_full_and_exiting_work, implied_work, require_counted_work
 
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])

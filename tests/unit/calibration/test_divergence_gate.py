@@ -16,7 +16,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.record import READOUTS
-from emad_ref.replay import compute_decode_work, replay
+from emad_ref.replay.replay import compute_decode_work, replay
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

@@ -14,7 +14,6 @@ import torch
 import transformers as hf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from emad_ref import cli
 from emad_ref.decoding.detokenizer import IncrementalDetokenizer
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
@@ -33,6 +32,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
+from pytest_emad import cli
 from tests.small_models import small_model
 
 POINT = fixed_entropy_point(12, (4, 8), 0.05)

@@ -14,7 +14,7 @@ from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts, teac
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Step
-from emad_ref.replay import compute_decode_work, replay
+from emad_ref.replay.replay import compute_decode_work, replay
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 FLOAT32 = 1e-5  # nats: the trace keeps float32 of losses up to 10

@@ -18,8 +18,13 @@ from emad_ref.calibration.trace import Trace, compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
-from emad_ref.measurements import ablations, traces
-from emad_ref.measurements.ablations import (
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import EntropyEstimator, OperatingPoint
+from emad_ref.probes.estimators import low_rank_factors
+from emad_ref.protocol import Unsupported
+from pytest_emad.measurements import ablations, traces
+from pytest_emad.measurements.ablations import (
     BEFORE,
     DECODED,
     DECODED_TOKENS,
@@ -40,17 +45,12 @@ from emad_ref.measurements.ablations import (
     require_entropy_bounds,
     usable_estimators,
 )
-from emad_ref.measurements.attachments import Attachments
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.models.causal import CausalStepper
-from emad_ref.models.stepper import Stepper
-from emad_ref.point import EntropyEstimator, OperatingPoint
-from emad_ref.probes.estimators import low_rank_factors
-from emad_ref.protocol import Unsupported
-from emad_ref.statistics.accuracy import TaskAccuracy
-from emad_ref.statistics.units import ByItem
+from pytest_emad.measurements.attachments import Attachments
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.statistics.accuracy import TaskAccuracy
+from pytest_emad.statistics.units import ByItem
 from tests.small_measurements import DOCUMENTS, PROBES, refuted, small_evidence
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

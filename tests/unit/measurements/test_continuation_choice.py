@@ -14,21 +14,21 @@ import torch
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
-from emad_ref.measurements import task_scores
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
-from emad_ref.replay import sum_by_sequence
-from emad_ref.tasks.scoring import (
+from emad_ref.replay.replay import sum_by_sequence
+from emad_ref.text import world
+from pytest_emad.measurements import task_scores
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.tasks.scoring import (
     CONTEXT_TOKENS,
     CONTINUATION_CHOICE,
     CONTINUATION_TOKENS,
     FEWEST_DOCUMENTS,
     to_token_sequences,
 )
-from emad_ref.text import world
 
 LAYERS = 4
 FULL, FIRST = full_depth(LAYERS), fixed_entropy_point(LAYERS, (1,), 1e9)  # every token exits after layer 1

@@ -11,14 +11,19 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.errors import BadArgument, RunStopped
 from emad_ref.exit_rules import kept_vocabulary_size
-from emad_ref.measurements import early_exit_tasks, early_exits
-from emad_ref.measurements import early_exit_tasks as exit_tasks
-from emad_ref.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
-from emad_ref.measurements.early_exits import (
+from emad_ref.flop_ledger import flops
+from emad_ref.models.geometry import published_geometry
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Work
+from emad_ref.text.seq2seq_pairs import generate_source_target_pairs
+from pytest_emad.measurements import early_exit_tasks, early_exits
+from pytest_emad.measurements import early_exit_tasks as exit_tasks
+from pytest_emad.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
+from pytest_emad.measurements.early_exits import (
     AS_CODED,
     LEAST_VOCABULARY,
     RULES,
@@ -32,16 +37,11 @@ from emad_ref.measurements.early_exits import (
     tabulate_rules_of_all_tasks,
     time_rules,
 )
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.models.geometry import published_geometry
-from emad_ref.models.loading import LoadedModel, load
-from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import Work
-from emad_ref.statistics.units import ByItem
-from emad_ref.tasks.metrics import token_f1
-from emad_ref.text.seq2seq_pairs import generate_source_target_pairs
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ENCODER_DECODER_REFUSAL, FixedEncoderInput, ModelUnderTest
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.tasks.metrics import token_f1
 from tests.small_exits import LAYERS, MINIMA, TUNED, WORLD_TASKS, few_items, published, somebodys
 from tests.unit.tasks.test_datasets import write
 

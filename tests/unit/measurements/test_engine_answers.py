@@ -15,26 +15,26 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.audit.log_probs import greedy_session_log_probs
-from emad_ref.claims.base import find_question_of_claim
-from emad_ref.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
-from emad_ref.measurements.stated_rule import (
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.point import truncated
+from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, TokenLogProbs, Unsupported
+from emad_ref.record import Record
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.audit.log_probs import greedy_session_log_probs
+from pytest_emad.claims.base import find_question_of_claim
+from pytest_emad.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.run_resources import RunResources, make_reference_decoder
+from pytest_emad.measurements.stated_rule import (
     EXPLAINED,
     BlockExecutionStats,
     OwnRuleSpeedupEvidence,
     compute_explained_speedup,
     measure_own_rule_speedup,
 )
-from emad_ref.measurements.study import Study
-from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.quantisation import int8_copy
-from emad_ref.point import truncated
-from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, TokenLogProbs, Unsupported
-from emad_ref.record import Record
-from emad_ref.token_decoder import Completion, TokenDecoder
+from pytest_emad.measurements.study import Study
+from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from tests.claims.simulation import asked
 
 DOCUMENTS = 40
@@ -425,7 +425,7 @@ class AnswerClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> AnswerClock:
     made = AnswerClock()
-    monkeypatch.setattr("emad_ref.measurements.stated_rule.time", made)
+    monkeypatch.setattr("pytest_emad.measurements.stated_rule.time", made)
     return made
 
 
@@ -461,7 +461,7 @@ def test_blocks_are_counted_on_prompts_that_were_not_sent_before(
     by_modules: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Remembers.known.clear()
-    monkeypatch.setattr("emad_ref.measurements.stated_rule.REMEMBERED", 0.0)
+    monkeypatch.setattr("pytest_emad.measurements.stated_rule.REMEMBERED", 0.0)
     legs = stated_legs(by_modules, Remembers, FEW)
     assert legs["blocks saved"].estimate == 0
 

@@ -11,10 +11,14 @@ import pytest
 import torch
 from transformers import StaticCache
 
-from emad_ref.benchmark.clock import PairedTimings
-from emad_ref.claims import speedup
-from emad_ref.measurements import latency
-from emad_ref.measurements.latency import (
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.generation import LOOKUP, count_traced_graphs
+from emad_ref.models.loading import load
+from emad_ref.record import Record
+from pytest_emad.benchmark.clock import PairedTimings
+from pytest_emad.claims import speedup
+from pytest_emad.measurements import latency
+from pytest_emad.measurements.latency import (
     AUDITED_ROWS,
     FEWEST_NEW,
     FEWEST_PROMPT,
@@ -27,16 +31,12 @@ from emad_ref.measurements.latency import (
     shorten_requests_to_fit_seconds,
     split_latency,
 )
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.causal import CausalStepper
-from emad_ref.models.generation import LOOKUP, count_traced_graphs
-from emad_ref.models.loading import load
-from emad_ref.record import Record
-from emad_ref.statistics.speedup import estimate_total_speedup
-from emad_ref.statistics.units import ByPair
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.speedup import estimate_total_speedup
+from pytest_emad.statistics.units import ByPair
 from tests.claims.simulation import asked
 from tests.small_measurements import FEW, small_evidence
 from tests.small_models import LAYERS, small_model

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.claims.base import Answer, RunPlan, answer_question, find_question_of_claim
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
-from emad_ref.measurements import learned_exit
-from emad_ref.measurements.latency import ADAPTIVE, FULL, GENERATE
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
-from emad_ref.measurements.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import Request, Unsupported
-from emad_ref.report.figures import render_figure_svg
-from emad_ref.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
-from emad_ref.screening.exit import Exit, save_exit
-from emad_ref.screening.guarantee import excess_loss
-from emad_ref.screening.settings import ScreeningSettings
-from emad_ref.screening.traces import TooLittleText
-from emad_ref.statistics.verdicts import load_register
-from emad_ref.sweep.losses import decoded_columns, replay_points_to_columns
-from emad_ref.sweep.oracle_savings import RISE_LEVELS
+from emad_ref.replay.losses import decoded_columns, replay_points_to_columns
+from pytest_emad.claims.base import Answer, RunPlan, answer_question, find_question_of_claim
+from pytest_emad.measurements import learned_exit
+from pytest_emad.measurements.latency import ADAPTIVE, FULL, GENERATE
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import ModelIsolation, RunResources, make_reference_decoder
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.report.figures import render_figure_svg
+from pytest_emad.screening.drafts import COPIES_ALONE, LENS_DRAFTS, OWN_HEAD_DRAFTS
+from pytest_emad.screening.exit import Exit, save_exit
+from pytest_emad.screening.guarantee import excess_loss
+from pytest_emad.screening.settings import ScreeningSettings
+from pytest_emad.screening.traces import TooLittleText
+from pytest_emad.statistics.verdicts import load_register
+from pytest_emad.sweep.oracle_savings import RISE_LEVELS
 from tests.random_lenses import drawn_lens
 from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_model

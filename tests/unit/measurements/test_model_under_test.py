@@ -15,26 +15,26 @@ import pytest
 import transformers as hf
 
 import emad_ref
-from emad_ref.audit.positions import MAX_SHORT_LENGTH
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import RunPlan
 from emad_ref.errors import EmadError
-from emad_ref.measurements import task_scores
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.replay_and_flop_checks import ReplayValidity
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.models.stepper import Stepper
-from emad_ref.statistics.units import ByItem
-from emad_ref.statistics.verdicts import load_register
-from emad_ref.sweep.losses import MAX_ACCURACY_DROP
+from emad_ref.replay.losses import MAX_ACCURACY_DROP
 from emad_ref.text.documents import TaskExample
+from pytest_emad.audit.positions import MAX_SHORT_LENGTH
+from pytest_emad.claims.base import RunPlan
+from pytest_emad.measurements import task_scores
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.replay_and_flop_checks import ReplayValidity
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.statistics.verdicts import load_register
 from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 
 FEW = replace(BUDGETS["smoke"], items=8)
@@ -100,7 +100,7 @@ def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, na
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:
     """Perplexity lets every margin pass; tasks on the validation split let only those pass that lose nothing."""
     run, drops = evidence(stepper, corpus="world:premise"), {}
-    monkeypatch.setattr("emad_ref.sweep.losses.is_within_bounds", lambda row, reference: True)
+    monkeypatch.setattr("emad_ref.replay.losses.is_within_bounds", lambda row, reference: True)
     run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
     monkeypatch.setattr(
         task_scores.TaskScores,

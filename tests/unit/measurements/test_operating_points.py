@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.claims.base import ClaimContext, answer_question, find_question_of_claim
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.operating_points import (
+from emad_ref.models.loading import load
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.replay.replay import replay
+from pytest_emad.claims.base import ClaimContext, answer_question, find_question_of_claim
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.operating_points import (
     CandidatePoints,
     compute_margin_losses,
     decode_tokens_singly,
@@ -29,15 +32,12 @@ from emad_ref.measurements.operating_points import (
     make_task_attachments,
     make_token_rows,
 )
-from emad_ref.measurements.pair_routing import make_item_switching_token_table
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.loading import load
-from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.replay import replay
-from emad_ref.report.depth_explorer import has_matching_lists
-from emad_ref.report.figures import require_drawable
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.measurements.pair_routing import make_item_switching_token_table
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.report.depth_explorer import has_matching_lists
+from pytest_emad.report.figures import require_drawable
+from pytest_emad.statistics.verdicts import load_register
 from tests.small_measurements import PROBES, small_evidence
 
 FEW = replace(BUDGETS["smoke"], calibrate=12, validate=6, evaluate=9, items=4)

@@ -10,18 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.finding import AuditRefutedError
-from emad_ref.benchmark.clock import PairedTimings
-from emad_ref.benchmark.flops import flops
-from emad_ref.claims.pair_answers import make_timed_arms
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
-from emad_ref.measurements import pair_measurements as pair_module
-from emad_ref.measurements import pair_timing
-from emad_ref.measurements.latency import TimingResult
-from emad_ref.measurements.pair_answers import (
+from emad_ref.flop_ledger import flops
+from emad_ref.models.generation import LOOKUP
+from emad_ref.models.geometry import geometry_of
+from emad_ref.models.loading import load
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import DECODE, DRAFT, VERIFY, Record
+from emad_ref.text.documents import TaskExample
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.benchmark.clock import PairedTimings
+from pytest_emad.claims.pair_answers import make_timed_arms
+from pytest_emad.measurements import pair_measurements as pair_module
+from pytest_emad.measurements import pair_timing
+from pytest_emad.measurements.latency import TimingResult
+from pytest_emad.measurements.pair_answers import (
     PAIR_ROWS,
     TEXTS,
     ItemAnswers,
@@ -29,28 +35,22 @@ from emad_ref.measurements.pair_answers import (
     group_by_prompt_length,
     is_right,
 )
-from emad_ref.measurements.pair_measurements import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, make_varied_rules
-from emad_ref.measurements.pair_models import DRAFT_TOKENS, make_self_speculative_decoder, make_speculative_decoder
-from emad_ref.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
-from emad_ref.measurements.pair_timing import (
+from pytest_emad.measurements.pair_measurements import LEAST_RUNS, TRIED_WINDOWS, PairMeasurements, make_varied_rules
+from pytest_emad.measurements.pair_models import DRAFT_TOKENS, make_self_speculative_decoder, make_speculative_decoder
+from pytest_emad.measurements.pair_routing import PAPER, PairComparison, SwitchingConstants
+from pytest_emad.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
     compute_acceptance_rate_per_output,
     make_decoder_arm,
     make_speculative_arm,
 )
-from emad_ref.measurements.run_resources import RunResources, make_decoder_on_judge_model
-from emad_ref.measurements.study import BUDGETS, PAIR_SIZES, PairSampleSizes, Study
-from emad_ref.measurements.task_scores import GENERATED_LINE
-from emad_ref.models.generation import LOOKUP
-from emad_ref.models.geometry import geometry_of
-from emad_ref.models.loading import load
-from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import DECODE, DRAFT, VERIFY, Record
-from emad_ref.screening.drafts import ASSISTED
-from emad_ref.statistics.accuracy import estimate_accuracy_drop
-from emad_ref.statistics.units import ByItem
-from emad_ref.tasks.scoring import EncodedTaskItem
-from emad_ref.text.documents import TaskExample
+from pytest_emad.measurements.run_resources import RunResources, make_decoder_on_judge_model
+from pytest_emad.measurements.study import BUDGETS, PAIR_SIZES, PairSampleSizes, Study
+from pytest_emad.measurements.task_scores import GENERATED_LINE
+from pytest_emad.screening.drafts import ASSISTED
+from pytest_emad.statistics.accuracy import estimate_accuracy_drop
+from pytest_emad.statistics.units import ByItem
+from pytest_emad.tasks.scoring import EncodedTaskItem
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)

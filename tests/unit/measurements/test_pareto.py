@@ -14,8 +14,15 @@ from emad_ref.calibration.profile import Profile, profile_of
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
-from emad_ref.measurements import pareto
-from emad_ref.measurements.pareto import (
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.geometry import geometry_of
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import full_depth
+from emad_ref.replay import losses
+from emad_ref.replay.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
+from emad_ref.replay.losses import point_losses
+from pytest_emad.measurements import pareto
+from pytest_emad.measurements.pareto import (
     WINDOWS,
     BaselineComparison,
     EntropySlopeAndMarginGain,
@@ -26,17 +33,10 @@ from emad_ref.measurements.pareto import (
     measure_entropy_slope_and_gain,
     sort_by_saving_and_rise,
 )
-from emad_ref.measurements.study import BUDGETS
-from emad_ref.models.causal import CausalStepper
-from emad_ref.models.geometry import geometry_of
-from emad_ref.models.stepper import Stepper
-from emad_ref.point import full_depth
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.rates import estimate_entropy_slope
-from emad_ref.sweep import losses
-from emad_ref.sweep.front import mark_lower_hull_corners
-from emad_ref.sweep.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
-from emad_ref.sweep.losses import point_losses
+from pytest_emad.measurements.study import BUDGETS
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.rates import estimate_entropy_slope
+from pytest_emad.sweep.front import mark_lower_hull_corners
 from tests.handmade_traces import window_trace
 from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_config, small_model

@@ -19,15 +19,21 @@ import torch
 
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.switching import SMALL, SwitchingRule
-from emad_ref.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, LatencyBenchmark
-from emad_ref.measurements.learned_exit import time_self_speculation
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.pair_timing import (
+from emad_ref.models.generation import LOOKUP
+from emad_ref.models.loading import load
+from emad_ref.models.model_spec import FingerprintMismatch
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Record
+from pytest_emad.measurements.latency import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, LatencyBenchmark
+from pytest_emad.measurements.learned_exit import time_self_speculation
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.pair_measurements import PairMeasurements
+from pytest_emad.measurements.pair_timing import (
     TRANSFORMERS_NAMES,
     time_pair_as_subprocess_task,
 )
-from emad_ref.measurements.process_replicates import (
+from pytest_emad.measurements.process_replicates import (
     ProcessReplicates,
     SubprocessFailed,
     join_timings,
@@ -35,14 +41,8 @@ from emad_ref.measurements.process_replicates import (
     run_task_file,
     time_model_as_subprocess_task,
 )
-from emad_ref.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.generation import LOOKUP
-from emad_ref.models.loading import load
-from emad_ref.models.model_spec import FingerprintMismatch
-from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Unsupported
-from emad_ref.record import Record
+from pytest_emad.measurements.run_resources import RunResources, SubprocessRunner, make_decoder_on_judge_model
+from pytest_emad.measurements.study import BUDGETS, Study
 from tests.random_lenses import attached
 
 PAIRS, PROCESSES, SHAPE = 7, 3, (8, 4)
@@ -176,10 +176,10 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     made, _, _ = divided
     shares: list[partial] = []
     monkeypatch.setattr(
-        "emad_ref.measurements.process_replicates.run_in_subprocess",
+        "pytest_emad.measurements.process_replicates.run_in_subprocess",
         lambda afresh, share, expected_s: shares.append(share) or {},
     )
-    monkeypatch.setattr("emad_ref.measurements.process_replicates.join_timings", lambda parts: None)
+    monkeypatch.setattr("pytest_emad.measurements.process_replicates.join_timings", lambda parts: None)
     with pytest.raises(KeyError):
         ProcessReplicates(SubprocessRunner(Here()), made.subject).time_batch_sizes_over_processes(
             made.latency,
@@ -266,8 +266,8 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
 
 ANSWERS = """import sys
 from pathlib import Path
-from emad_ref.measurements.process_replicates import run_task_file
-from emad_ref.measurements.run_resources import RunResources
+from pytest_emad.measurements.process_replicates import run_task_file
+from pytest_emad.measurements.run_resources import RunResources
 run_task_file(Path(sys.argv[1]), RunResources())"""
 
 

@@ -9,11 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.flops import flops
-from emad_ref.claims.base import add_flop_evidence_grade_leg
-from emad_ref.measurements import replay_and_flop_checks as module
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.replay_and_flop_checks import (
+from emad_ref.flop_ledger import flops
+from emad_ref.models.geometry import published_geometry
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.protocol import Unsupported
+from pytest_emad.claims.base import add_flop_evidence_grade_leg
+from pytest_emad.measurements import replay_and_flop_checks as module
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.replay_and_flop_checks import (
     DENIED_SHARE,
     PAIRS,
     SHOWN_SHARE,
@@ -21,14 +24,11 @@ from emad_ref.measurements.replay_and_flop_checks import (
     judge_speedup,
     work_of_token_exiting_at_depth,
 )
-from emad_ref.measurements.run_resources import RunResources, make_reference_decoder
-from emad_ref.measurements.study import FLOP_EVIDENCE, Study
-from emad_ref.models.geometry import published_geometry
-from emad_ref.models.loading import LoadedModel, load
-from emad_ref.protocol import Unsupported
-from emad_ref.statistics.speedup import estimate_total_speedup
-from emad_ref.statistics.units import ByPair
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.measurements.run_resources import RunResources, make_reference_decoder
+from pytest_emad.measurements.study import FLOP_EVIDENCE, Study
+from pytest_emad.statistics.speedup import estimate_total_speedup
+from pytest_emad.statistics.units import ByPair
+from pytest_emad.statistics.verdicts import Verdict
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.planted_defects import AllLayersThenRoute, ReadsEveryLayer

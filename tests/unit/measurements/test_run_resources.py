@@ -11,11 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.tolerances import check_declared_noise, tolerance
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.run_resources import (
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.loading import LoadedModel, load
+from emad_ref.models.model_spec import FingerprintMismatch, find_safetensors_source_folder
+from emad_ref.models.quantisation import int8_copy
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.probes.tuned_lens import get_attached_lens
+from emad_ref.protocol import ModelRef, Request, Unsupported
+from pytest_emad.audit.tolerances import check_declared_noise, tolerance
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.run_resources import (
     ModelIsolation,
     ModelMutatedError,
     RemoteDecoders,
@@ -26,17 +34,9 @@ from emad_ref.measurements.run_resources import (
     make_reference_decoder,
     require_unchanged_weights,
 )
-from emad_ref.measurements.study import BUDGETS, Study
-from emad_ref.models.bundled import weights_folder
-from emad_ref.models.causal import CausalStepper
-from emad_ref.models.loading import LoadedModel, load
-from emad_ref.models.model_spec import FingerprintMismatch, find_safetensors_source_folder
-from emad_ref.models.quantisation import int8_copy
-from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.probes.tuned_lens import get_attached_lens
-from emad_ref.protocol import ModelRef, Request, Unsupported
-from emad_ref.screening.settings import compute_traced_token_flops
-from emad_ref.wire.address import parse_address
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.remote.address import parse_address
+from pytest_emad.screening.settings import compute_traced_token_flops
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.engine_server import Engine, serve
 from tests.decoders.foreign_decoder import ForeignDecoder
@@ -44,7 +44,7 @@ from tests.decoders.model_mutating import CHANGES, meddling
 from tests.decoders.model_mutating import change_a_weight as change
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, small_model
-from tests.unit.wire.scripted_decoder import listening
+from tests.unit.remote.scripted_decoder import listening
 
 STUDY = Study(corpus="self")
 
@@ -166,7 +166,7 @@ def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
 def test_of_a_large_model_audits_ask_our_own_decoder_for_less(nano, monkeypatch):
     """With the smoke budget, and only for the reference decoder."""
     flops = compute_traced_token_flops(nano.geometry)
-    monkeypatch.setattr("emad_ref.screening.settings.LARGE_TOKEN_FLOPS", flops / 4)
+    monkeypatch.setattr("pytest_emad.screening.settings.LARGE_TOKEN_FLOPS", flops / 4)
     large, theirs, more = (
         ModelUnderTest(nano, study, RunResources(make))
         for study, make in (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.measurements.study import BUDGETS, FEWEST
 from emad_ref.models.geometry import geometry_of
-from emad_ref.screening.settings import LARGE_TOKEN_FLOPS, compute_traced_token_flops
+from pytest_emad.measurements.study import BUDGETS, FEWEST
+from pytest_emad.screening.settings import LARGE_TOKEN_FLOPS, compute_traced_token_flops
 from tests.small_models import small_config
 
 

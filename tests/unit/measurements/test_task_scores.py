@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emad_ref.audit.finding import AuditRefutedError
 from emad_ref.errors import RunStopped
 from emad_ref.exit_rules import fixed_entropy_point
-from emad_ref.measurements import task_scores
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import BUDGETS, Study
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
-from emad_ref.tasks.scoring import CONTINUATION_CHOICE
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.measurements import task_scores
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.tasks.scoring import CONTINUATION_CHOICE
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.unit.tasks.test_datasets import write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-from emad_ref.tasks.evaluation import evaluate_tasks
-from emad_ref.tasks.lm_eval_model import EmadLM
+from pytest_emad.tasks.evaluation import evaluate_tasks
+from pytest_emad.tasks.lm_eval_model import EmadLM
 
 EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)
 FULL = full_depth(4)
@@ -272,7 +272,7 @@ def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: LoadedModel
 def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emad_ref.tasks.datasets.is_hub_reachable", lambda: False)
+    monkeypatch.setattr("pytest_emad.tasks.datasets.is_hub_reachable", lambda: False)
     monkeypatch.setenv("HF_DATASETS_CACHE", "nowhere")
     (reason,) = made("arc_easy", data=None).task_scores.published.unavailable_reasons.values()
     assert "out of reach" in reason

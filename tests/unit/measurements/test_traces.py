@@ -12,11 +12,11 @@ import pytest
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.exit_rules import default_probes
-from emad_ref.measurements import replay_and_flop_checks, traces
-from emad_ref.measurements.model_measurements import ModelMeasurements
-from emad_ref.measurements.traces import LensTraces
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
+from pytest_emad.measurements import replay_and_flop_checks, traces
+from pytest_emad.measurements.model_measurements import ModelMeasurements
+from pytest_emad.measurements.traces import LensTraces
 from tests.small_measurements import PROBES, small_evidence
 from tests.small_models import LAYERS, VOCABULARY, small_config, small_model
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.measurements.study import resolve_pair_names_from_options
 from emad_ref.models import bundled
 from emad_ref.models.loading import load
 from emad_ref.models.names import ModelUnavailable, known_model_names, require_weights_available
+from pytest_emad.measurements.study import resolve_pair_names_from_options
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKOUT = bundled.weights_folder()

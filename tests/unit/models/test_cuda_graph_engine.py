@@ -12,7 +12,7 @@ import torch
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.graph_capture import CAPTURE_ENGINES, WARM_UP_RUNS, CudaCaptureEngine, GraphCaptureError
+from emad_ref.models.fast.graph_capture import CAPTURE_ENGINES, WARM_UP_RUNS, CudaCaptureEngine, GraphCaptureError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from tests.small_models import LAYERS, small_model

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.cli import main
 from emad_ref.errors import BadArgument
 from emad_ref.models import downloads
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import find_safetensors_source_folder
 from emad_ref.models.names import ModelUnavailable, require_weights_available
+from pytest_emad.cli import main
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 
@@ -361,7 +361,7 @@ loaded = sorted({"torch", "transformers", "gguf", "pip"} & set(sys.modules))
 print("STATUS", int(status), "LOADED", loaded, "CALLS", len(calls))
 """
 PYTEST = "import pytest; status = pytest.main([*sys.argv[1:], '-p', 'no:cacheprovider'])"
-EMAD = "from emad_ref.cli import main; status = main(sys.argv[1:])"
+EMAD = "from pytest_emad.cli import main; status = main(sys.argv[1:])"
 
 
 def refused(body: str, *words: str, cwd: Path) -> tuple[str, str]:

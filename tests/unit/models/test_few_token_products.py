@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.models import fused_blocks
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
+from emad_ref.models.fast import fused_blocks
+from emad_ref.models.fast.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
+from emad_ref.models.fast.weight_layout import LARGE_WEIGHT, lay_out_weights, to_adjacent_column_major
 from emad_ref.models.matmul_counter import MatmulCounter
-from emad_ref.models.weight_layout import LARGE_WEIGHT, lay_out_weights, to_adjacent_column_major
 from emad_ref.point import full_depth
 from tests.decoders.audited_model import drawn
 

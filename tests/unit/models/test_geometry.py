@@ -153,7 +153,7 @@ def test_unknown_names_are_refused() -> None:
 def test_no_torch_is_imported() -> None:
     code = (
         "import sys; from emad_ref.models.geometry import published_geometry;"
-        "import emad_ref.models.families, emad_ref.benchmark.flops, emad_ref.audit.tolerances;"
+        "import emad_ref.models.families, emad_ref.flop_ledger, pytest_emad.audit.tolerances;"
         "assert 'torch' not in sys.modules, 'import'; published_geometry('gpt2')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

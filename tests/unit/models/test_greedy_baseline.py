@@ -13,9 +13,6 @@ import torch
 from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from emad_ref.measurements.model_under_test import ModelUnderTest
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import Study
 from emad_ref.models.generation import (
     describe_ignored_settings,
     drafting_unavailable_reason,
@@ -26,6 +23,9 @@ from emad_ref.models.generation import (
 )
 from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import Study
 from tests.small_models import VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 

@@ -10,9 +10,9 @@ import torch
 import transformers as hf
 from torch import nn
 
-from emad_ref.models import weight_layout
-from emad_ref.models.fused_blocks import AttentionInputs, PackedLinear, parameters_by_name
-from emad_ref.models.weight_layout import (
+from emad_ref.models.fast import weight_layout
+from emad_ref.models.fast.fused_blocks import AttentionInputs, PackedLinear, parameters_by_name
+from emad_ref.models.fast.weight_layout import (
     RUN_GAP,
     iterate_packable_layer_groups,
     lay_out_weights,

@@ -15,11 +15,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-from emad_ref.cli import main
 from emad_ref.models import loading
 from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer
 from emad_ref.models.tokenizers import SAMPLES, require_tokenizer_describe_lost_text, tokenizer_identity_text
+from pytest_emad.cli import main
 from tests.small_models import small_model
 
 TEXTS = (  # none of those that the product compares

@@ -13,13 +13,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, ByT5Tokenizer, CanineTokenizer, PreTrainedTokenizerFast
 
-from emad_ref import cli
 from emad_ref.decoding.detokenizer import IncrementalDetokenizer
 from emad_ref.decoding.streaming import stream
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.models.tokenizers import SAMPLE, require_tokenizer_describe_lost_text, tokenizer_identity_text
+from pytest_emad import cli
 from tests.small_models import small_model
 
 ROWS = 512

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from emad_ref.models.fast.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weights, to_preferred_weight_layout
 from emad_ref.models.fingerprint import fingerprint_of
 from emad_ref.models.loading import load
-from emad_ref.models.weight_layout import LARGE, PAGE, RUN_GAP, lay_out_weights, to_preferred_weight_layout
 from tests.small_models import small_model
 
 IDS = torch.arange(3, 11)[None]
@@ -106,7 +106,7 @@ def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
 
 
 def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
-    monkeypatch.setattr("emad_ref.models.weight_layout._ON_LARGE_PAGES", None)
+    monkeypatch.setattr("emad_ref.models.fast.weight_layout._ON_LARGE_PAGES", None)
     small, weight = torch.randn(64, 256), torch.randn(512, 2048)
     assert to_preferred_weight_layout(small) is small
     laid = to_preferred_weight_layout(weight.t())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.audit.reference_logits import LogitLens, compute_reference
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -16,7 +15,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
-from emad_ref.replay import replay
+from emad_ref.replay.replay import replay
+from pytest_emad.audit.reference_logits import LogitLens, compute_reference
 from tests.random_lenses import FINGERPRINT, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

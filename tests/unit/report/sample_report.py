@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from emad_ref.report.schema import REPORT_FILE
-from emad_ref.statistics.verdicts import Leg, Verdict
+from pytest_emad.report.schema import REPORT_FILE
+from pytest_emad.statistics.verdicts import Leg, Verdict
 
 PARETO = [
     {"family": "EMAD", "net reduction %": 0.3, "rise %": 0.004},

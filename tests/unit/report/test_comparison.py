@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref import cli
-from emad_ref.report.comparison import changed_rows, compare_reports, describe_setting_changes, format_run_label
-from emad_ref.report.schema import BadReport, read_report
-from emad_ref.statistics.verdicts import OUTCOMES, Leg
+from pytest_emad import cli
+from pytest_emad.report.comparison import changed_rows, compare_reports, describe_setting_changes, format_run_label
+from pytest_emad.report.schema import BadReport, read_report
+from pytest_emad.statistics.verdicts import OUTCOMES, Leg
 from tests.unit.report.sample_report import passed, report, report_2, verdict, written
 
 F1, E1 = "EMAD-F1", "EMAD-E1"  # of the sample's rows, F1 gates

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.figures import (
+from pytest_emad.report.figures import (
     FIGURES,
     LINE_STYLES,
     MARKERS,
@@ -235,7 +235,7 @@ def test_depth_and_entropy_stand_over_the_same_positions():
 
 
 def test_ranks_have_a_panel_per_task_and_a_line_per_quantile():
-    from emad_ref.sweep import diagnostics
+    from pytest_emad.sweep import diagnostics
 
     assert tuple(f"{quantile:.0%}" for quantile in diagnostics.RANK_QUANTILES) == QUANTILES
     with open_figure("final token rank", RANKS, "t") as canvas:

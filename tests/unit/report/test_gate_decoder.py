@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.report.deselection import list_shipped_tests
-from emad_ref.report.gaps import find_gaps
-from emad_ref.report.provenance import declined_features, format_request_counts, merge_provider_counts
-from emad_ref.report.summary import build_run_summary
-from emad_ref.report.tiers import OPTIONAL, required_tier_test_cases
-from pytest_emad.decoder_providers import features_required_by_request
+from pytest_emad.report.deselection import list_shipped_tests
+from pytest_emad.report.gaps import find_gaps
+from pytest_emad.report.provenance import declined_features, format_request_counts, merge_provider_counts
+from pytest_emad.report.summary import build_run_summary
+from pytest_emad.report.tiers import OPTIONAL, required_tier_test_cases
+from pytest_emad.run.decoder_providers import features_required_by_request
 from tests.unit.report.sample_report import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from emad_ref.report.contents import PageFigure, build_report_contents
-from emad_ref.report.markdown import render_markdown_report
-from emad_ref.report.tables import escape_markdown, escape_markdown_paragraph
+from pytest_emad.report.contents import PageFigure, build_report_contents
+from pytest_emad.report.markdown import render_markdown_report
+from pytest_emad.report.tables import escape_markdown, escape_markdown_paragraph
 from tests.unit.report.sample_report import report, verdict
 
 

@@ -14,17 +14,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.report.contents import build_report_contents
-from emad_ref.report.depth_explorer import build_depth_explorers, depth_shade_index, has_matching_lists
-from emad_ref.report.markdown import render_markdown_report
-from emad_ref.report.page import (
+from pytest_emad.report.contents import build_report_contents
+from pytest_emad.report.depth_explorer import build_depth_explorers, depth_shade_index, has_matching_lists
+from pytest_emad.report.markdown import render_markdown_report
+from pytest_emad.report.page import (
     JinjaMissing,
     inline_svg,
     read_package_text,
     render_figures_and_remark,
     render_html_page,
 )
-from emad_ref.statistics.verdicts import Leg, load_register
+from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
 from tests.unit.report.sample_report import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from emad_ref.files import write_atomically
-from emad_ref.report import page
-from emad_ref.report.page import WrittenPages, render_figures_and_remark, write_pages
+from pytest_emad.report import page
+from pytest_emad.report.page import WrittenPages, render_figures_and_remark, write_pages
 from tests.unit.report.sample_report import PARETO, report
 
 FIGURE = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
@@ -124,7 +124,7 @@ def test_figures_are_counted_apart_from_pages():
 
 def test_reports_need_neither_a_model_nor_torch():
     code = (
-        "import sys, emad_ref.report.page, emad_ref.report.schema, emad_ref.cli\n"
+        "import sys, pytest_emad.report.page, pytest_emad.report.schema, pytest_emad.cli\n"
         "print(sorted({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.deselection import ABOVE_BUDGET, REASON_TEXTS
-from emad_ref.report.gaps import undecided_failure_reasons_and_gaps
-from emad_ref.report.suite_parts import PartsDisagreeError, merge_reports
+from pytest_emad.report.deselection import ABOVE_BUDGET, REASON_TEXTS
+from pytest_emad.report.gaps import undecided_failure_reasons_and_gaps
+from pytest_emad.report.suite_parts import PartsDisagreeError, merge_reports
 from tests.unit.report.sample_report import passed, report_2, verdict
 
 OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 2, "declined": 0, "none": 0}

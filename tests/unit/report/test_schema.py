@@ -8,7 +8,7 @@ import re
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.schema import (
+from pytest_emad.report.schema import (
     OBJECT_KEYS,
     OPTIONAL_KEYS,
     OPTIONAL_PARTS,
@@ -19,7 +19,7 @@ from emad_ref.report.schema import (
     read_report,
     read_reports,
 )
-from emad_ref.statistics.verdicts import OUTCOMES, Leg, Verdict
+from pytest_emad.statistics.verdicts import OUTCOMES, Leg, Verdict
 from tests.unit.report.sample_report import report, report_2, verdict, written
 
 
@@ -58,7 +58,7 @@ def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
     later, of_legs = {"good", "why", "enough"}, {"good", "remedy", "enough"}  # earlier versions do not write them
     assert later <= set(OPTIONAL_KEYS["claims"])
     assert set(REQUIRED_KEYS["claims"]) == set(whole) - later
-    from emad_ref.report.schema import LEG
+    from pytest_emad.report.schema import LEG
 
     assert set(LEG) == set(Leg("l", "survived", 1.0, None, 3, None, "u").to_json()) - of_legs
     assert set(OPTIONAL_KEYS) <= set(REQUIRED_KEYS) <= {*PARTS, *SCHEMA_2_PARTS, *OPTIONAL_PARTS}

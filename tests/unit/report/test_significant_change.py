@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from emad_ref.report.comparison import BoundedNumber, significant_change_sign
+from pytest_emad.report.comparison import BoundedNumber, significant_change_sign
 
 
 def symmetric(value: float, half: float) -> BoundedNumber:

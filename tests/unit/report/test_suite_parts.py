@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, model_folder_name
 from emad_ref.workers import child_process
+from pytest_emad.report.suite_parts import DECIDED_STATUSES, DONE_FILE, LOG_FILE, SuitePart, model_folder_name
 from tests.unit.report.sample_report import report_2, written
 
 

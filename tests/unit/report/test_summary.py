@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.cli import main
-from emad_ref.report.summary import (
+from pytest_emad.cli import main
+from pytest_emad.report.summary import (
     build_run_summary,
     format_ci_job_summary,
     format_id_ranges,
     format_summary_lines_with_tones,
 )
-from emad_ref.statistics.verdicts import Leg, Verdict, load_register
-from pytest_emad.run_report import write_report
+from pytest_emad.run.run_report import write_report
+from pytest_emad.statistics.verdicts import Leg, Verdict, load_register
 
 REGISTER = load_register()
 OPEN = "1 of 3 legs inconclusive; first: recall (about 887 items would decide it if the estimate stands)"

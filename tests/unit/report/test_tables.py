@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.protocol import TokenArrivals
-from emad_ref.report.tables import (
+from pytest_emad.report.tables import (
     format_claims_table,
     format_plain_table,
     format_points_table,
@@ -14,7 +14,7 @@ from emad_ref.report.tables import (
     format_stream_latency_row,
     stream_latency_rows,
 )
-from emad_ref.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Verdict
 from tests.unit.report.sample_report import MOVING
 
 POINT = {

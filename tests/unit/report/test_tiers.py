@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from emad_ref.audit.finding import Tally
-from emad_ref.report.deselection import list_shipped_tests
-from emad_ref.report.gaps import find_gaps, is_partial_run, undecided_failure_reasons_and_gaps
-from emad_ref.report.tiers import (
+from pytest_emad.audit.finding import Tally
+from pytest_emad.report.deselection import list_shipped_tests
+from pytest_emad.report.gaps import find_gaps, is_partial_run, undecided_failure_reasons_and_gaps
+from pytest_emad.report.tiers import (
     LIMITS,
     OPTIONAL,
     TIERS,
@@ -20,7 +20,7 @@ from emad_ref.report.tiers import (
     offered_tiers,
     required_tier_test_cases,
 )
-from emad_ref.report.verification import find_proof_shortfalls
+from pytest_emad.report.verification import find_proof_shortfalls
 from tests.unit.report.sample_report import passed, report_2
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref import cli
-from emad_ref.claims.base import find_question_of_claim
-from emad_ref.report.deselection import (
+from pytest_emad import cli
+from pytest_emad.claims.base import find_question_of_claim
+from pytest_emad.report.deselection import (
     ABOVE_BUDGET,
     SUITES,
     is_in_selection,
@@ -14,8 +14,8 @@ from emad_ref.report.deselection import (
     path_below_suites,
     suite_folder_names,
 )
-from emad_ref.report.gaps import DECIDING_TESTS, find_gaps
-from emad_ref.report.verification import find_contradictions, find_proof_shortfalls
+from pytest_emad.report.gaps import DECIDING_TESTS, find_gaps
+from pytest_emad.report.verification import find_contradictions, find_proof_shortfalls
 from tests.unit.report.sample_report import passed, report, report_2, verdict, written
 
 SHIPPED = list_shipped_tests()

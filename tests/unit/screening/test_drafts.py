@@ -24,7 +24,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
-from emad_ref.screening.drafts import (
+from pytest_emad.screening.drafts import (
     ASSISTED,
     COPIED,
     OWN_HEAD_DRAFTS,

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.screening import drift as module
-from emad_ref.screening.drift import DocumentFeatures, detect_drift
-from emad_ref.statistics.units import ByDocument
+from pytest_emad.screening import drift as module
+from pytest_emad.screening.drift import DocumentFeatures, detect_drift
+from pytest_emad.statistics.units import ByDocument
 
 NAMES = ("exits after 4", "exits after 8", "exits after 12", "signal at 4", "signal at 8")
 

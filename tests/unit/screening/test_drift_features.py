@@ -17,7 +17,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening.drift import (
+from pytest_emad.screening.drift import (
     DocumentFeatures,
     compute_document_features,
     decode_features,
@@ -25,7 +25,7 @@ from emad_ref.screening.drift import (
     features_of_windows,
     possible_exit_layers,
 )
-from emad_ref.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

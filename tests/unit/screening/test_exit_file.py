@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref import cli
 from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting
@@ -22,8 +21,9 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, Translator
 from emad_ref.protocol import Prompt
-from emad_ref.screening.exit import BadExit, Exit, load_exit, save_exit
-from emad_ref.screening.guarantee import Guarantee, ThresholdTest
+from pytest_emad import cli
+from pytest_emad.screening.exit import BadExit, Exit, load_exit, save_exit
+from pytest_emad.screening.guarantee import Guarantee, ThresholdTest
 from tests.letter_tokenizer import Letters
 from tests.random_lenses import FINGERPRINT, drawn_lens
 from tests.small_models import LAYERS, small_model
@@ -203,7 +203,7 @@ def test_a_threshold_of_drafts_is_a_number(found, tmp_path, threshold):
 
 def test_true_is_no_schema(found, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("emad_ref.screening.exit.EXIT_SCHEMA", True)
+        patch.setattr("pytest_emad.screening.exit.EXIT_SCHEMA", True)
         save_exit(tmp_path / "e", found)
     with pytest.raises(BadExit, match="its schema is True, not 1"):
         load_exit(tmp_path / "e")

@@ -13,7 +13,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.screening.guarantee import (
+from pytest_emad.screening.guarantee import (
     BOUNDED_LOSSES,
     CHANGED,
     EXCESS,
@@ -24,8 +24,8 @@ from emad_ref.screening.guarantee import (
     excess_loss,
     require_strict_to_loose,
 )
-from emad_ref.statistics.units import ByDocument, DocumentMembership
-from emad_ref.sweep.risk import betting_pvalues
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
+from pytest_emad.sweep.risk import betting_pvalues
 
 NAMES = ("strict", "middle", "loose")
 whole = ByDocument.from_whole_documents
@@ -297,5 +297,5 @@ def test_constants_leave_room_between_risk_and_cap() -> None:
 
 
 def test_nobody_who_reads_a_guarantee_waits_for_torch() -> None:
-    program = "import sys, emad_ref.screening.guarantee; sys.exit('torch' in sys.modules)"
+    program = "import sys, pytest_emad.screening.guarantee; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

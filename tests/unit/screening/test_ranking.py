@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.screening.ranking import (
+from emad_ref.replay.losses import PointColumnsBySequence
+from pytest_emad.screening.ranking import (
     ComparedFamily,
     FamilySaving,
     TraceWithDocuments,
@@ -16,9 +17,8 @@ from emad_ref.screening.ranking import (
     saving_figure_rows,
     saving_table_rows,
 )
-from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.losses import PointColumnsBySequence
-from emad_ref.sweep.oracle_savings import SavingsCurve
+from pytest_emad.statistics.units import DocumentMembership
+from pytest_emad.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
 NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from emad_ref import cli
 from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
@@ -19,15 +18,18 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening import drafts, result, selection, traces
-from emad_ref.screening import screen as screen_module
-from emad_ref.screening.drafts import predict_drafting_seconds
-from emad_ref.screening.exit import load_exit
-from emad_ref.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, candidate_probe_sets
-from emad_ref.screening.guarantee import Guarantee, ThresholdTest
-from emad_ref.screening.result import recommend
-from emad_ref.screening.screen import PHASES, screen
-from emad_ref.screening.selection import (
+from emad_ref.replay.grids import ThresholdSweep
+from emad_ref.replay.losses import replay_points_to_columns
+from pytest_emad import cli
+from pytest_emad.screening import drafts, result, selection, traces
+from pytest_emad.screening import screen as screen_module
+from pytest_emad.screening.drafts import predict_drafting_seconds
+from pytest_emad.screening.exit import load_exit
+from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, candidate_probe_sets
+from pytest_emad.screening.guarantee import Guarantee, ThresholdTest
+from pytest_emad.screening.result import recommend
+from pytest_emad.screening.screen import PHASES, screen
+from pytest_emad.screening.selection import (
     Certification,
     FamilyWithoutPoint,
     OracleHeadroom,
@@ -36,25 +38,23 @@ from emad_ref.screening.selection import (
     certify_points,
     loosest_point,
 )
-from emad_ref.screening.settings import (
+from pytest_emad.screening.settings import (
     RISE_LEVELS,
     ScreeningSettings,
     compute_traced_token_flops,
     default_document_count,
     default_window_size,
 )
-from emad_ref.screening.timing import UnitCosts, format_predicted_duration, measure_unit_costs, predict_phase_seconds
-from emad_ref.screening.traces import (
+from pytest_emad.screening.timing import UnitCosts, format_predicted_duration, measure_unit_costs, predict_phase_seconds
+from pytest_emad.screening.traces import (
     TooLittleText,
     choose_held_out_token_count,
     layers_to_read,
     read_text_splits,
     too_little_text_reason,
 )
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.units import DocumentMembership
-from emad_ref.sweep.grids import ThresholdSweep
-from emad_ref.sweep.losses import replay_points_to_columns
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.units import DocumentMembership
 from tests.small_models import small_config
 
 DOCUMENTS = 12

@@ -6,8 +6,8 @@ import json
 import math
 from dataclasses import replace
 
-from emad_ref.screening.result import value_and_interval_to_json
-from emad_ref.statistics.estimate import Estimate
+from pytest_emad.screening.result import value_and_interval_to_json
+from pytest_emad.statistics.estimate import Estimate
 
 ESTIMATE = Estimate(0.2, 0.1, 0.3, 30, 0.01, 0.99, "share", "by hand", "documents")
 

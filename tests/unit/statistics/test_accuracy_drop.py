@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import (
+from pytest_emad.statistics.accuracy import (
     _discordant_shares,
     _DiscordantShares,
     estimate_accuracy_drop,
     items_needed_to_decide,
 )
-from emad_ref.statistics.units import ByItem
+from pytest_emad.statistics.units import ByItem
 
 
 def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:

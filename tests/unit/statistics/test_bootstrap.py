@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.statistics import rates
-from emad_ref.statistics.rates import draw_document_counts, required_resamples
+from pytest_emad.statistics import rates
+from pytest_emad.statistics.rates import draw_document_counts, required_resamples
 
 
 def rng() -> np.random.Generator:

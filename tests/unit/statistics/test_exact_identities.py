@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.legs import verdict_from_errors_and_tolerance
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.statistics.legs import verdict_from_errors_and_tolerance
+from pytest_emad.statistics.verdicts import load_register
 
 REGISTER = load_register()
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.fronts import (
+from pytest_emad.statistics.fronts import (
     FamilySplit,
     PointFamily,
     build_comparison_leg_test,
     compare_families_at_saving_levels,
     resample_count_for_legs,
 )
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import load_register
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import load_register
 from tests.claims.cases.ablations import Text, convex, family, halved, linear, renamed
 
 LEVELS = (0.15, 0.30)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.measurements.study import Study
-from emad_ref.statistics.goldens import (
+from pytest_emad.measurements.study import Study
+from pytest_emad.statistics.goldens import (
     SCHEMA,
     VERDICTS,
     DamagedGolden,
@@ -28,7 +28,7 @@ from emad_ref.statistics.goldens import (
     updated_verdict_entries_and_change,
     verdict_key_fields,
 )
-from emad_ref.statistics.verdicts import OUTCOMES, load_register
+from pytest_emad.statistics.verdicts import OUTCOMES, load_register
 
 RUN = VerdictConditions(0, "smoke")
 KEY = verdict_key_fields("EMAD-F1", "sha", "world:premise", RUN)

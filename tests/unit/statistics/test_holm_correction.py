@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.statistics.estimate import holm_adjusted_pvalues
+from pytest_emad.statistics.estimate import holm_adjusted_pvalues
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.legs import (
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.legs import (
     build_measured_count_leg,
     build_measured_estimate_leg,
     judge_against_threshold,
@@ -21,9 +21,9 @@ from emad_ref.statistics.legs import (
     unmeasured_verdict,
     verdict_from_legs,
 )
-from emad_ref.statistics.rates import mean_rate
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import OUTCOMES, Leg, load_register
+from pytest_emad.statistics.rates import mean_rate
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import OUTCOMES, Leg, load_register
 
 REGISTER = load_register()
 CLAIM = replace(REGISTER["EMAD-E9"], minimum={"documents": 30})

@@ -7,12 +7,12 @@ import doctest
 import numpy as np
 import pytest
 
-from emad_ref.report.tables import claim_rows, operating_point_rows
-from emad_ref.statistics import number_format
-from emad_ref.statistics.legs import judge_against_threshold, verdict_from_errors_and_tolerance
-from emad_ref.statistics.rates import mean_rate
-from emad_ref.statistics.units import ByDocument
-from emad_ref.statistics.verdicts import Verdict, load_register
+from pytest_emad.report.tables import claim_rows, operating_point_rows
+from pytest_emad.statistics import number_format
+from pytest_emad.statistics.legs import judge_against_threshold, verdict_from_errors_and_tolerance
+from pytest_emad.statistics.rates import mean_rate
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.verdicts import Verdict, load_register
 
 REGISTER = load_register()
 

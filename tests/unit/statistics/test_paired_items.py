@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
-from emad_ref.statistics.rates import FEWEST_DIFFERING
-from emad_ref.statistics.units import ByDocument, ByItem
+from pytest_emad.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
+from pytest_emad.statistics.rates import FEWEST_DIFFERING
+from pytest_emad.statistics.units import ByDocument, ByItem
 
 
 def test_no_differing_item_is_not_certainty() -> None:

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.rates import estimate_rank_correlation
-from emad_ref.statistics.units import DocumentMembership
+from pytest_emad.statistics.rates import estimate_rank_correlation
+from pytest_emad.statistics.units import DocumentMembership
 
 
 def rng() -> np.random.Generator:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.estimate import needed_sample_size, pvalue_with_unseen_units
-from emad_ref.statistics.legs import build_leg_test, decide_legs
-from emad_ref.statistics.rates import (
+from pytest_emad.statistics.estimate import needed_sample_size, pvalue_with_unseen_units
+from pytest_emad.statistics.legs import build_leg_test, decide_legs
+from pytest_emad.statistics.rates import (
     FEWEST_DIFFERING,
     DocumentLossAndWork,
     FullDepthBaseline,
@@ -24,7 +24,7 @@ from emad_ref.statistics.rates import (
     estimate_within_document_slope,
     mean_rate,
 )
-from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, effective_sample_size
+from pytest_emad.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, effective_sample_size
 
 
 def rng() -> np.random.Generator:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics import verdicts as verdicts_module
-from emad_ref.statistics.verdicts import OUTCOMES, Leg, Verdict, load_register
+from pytest_emad.statistics import verdicts as verdicts_module
+from pytest_emad.statistics.verdicts import OUTCOMES, Leg, Verdict, load_register
 
 
 def test_only_the_papers_falsifiers_and_exact_identities_gate():
@@ -202,7 +202,7 @@ def test_json_with_a_missing_key_is_refused():
 
 def test_reading_the_register_needs_neither_numpy_nor_torch():
     code = (
-        "import sys; from emad_ref.statistics.verdicts import load_register; load_register();"
+        "import sys; from pytest_emad.statistics.verdicts import load_register; load_register();"
         "print([m for m in ('numpy', 'scipy', 'torch', 'hypothesis') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

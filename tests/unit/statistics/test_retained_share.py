@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import norm
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import estimate_retained_share
-from emad_ref.statistics.units import ByItem, ByPair
+from pytest_emad.statistics.accuracy import estimate_retained_share
+from pytest_emad.statistics.units import ByItem, ByPair
 from tests.claims.simulation import clustered
 
 

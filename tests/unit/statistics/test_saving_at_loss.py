@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.fronts import estimate_saving_at_loss, largest_savings_within_loss
-from emad_ref.sweep.front import LossTable, choose_front
+from pytest_emad.statistics.fronts import estimate_saving_at_loss, largest_savings_within_loss
+from pytest_emad.sweep.front import LossTable, choose_front
 
 
 def sheet(losses: list[float], costs: list[float], documents: int = 3) -> LossTable:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.speedup import (
+from pytest_emad.statistics.speedup import (
     estimate_ratio_with_meter_error,
     estimate_speedup_per_request,
     estimate_total_speedup,
     estimate_work_ratio,
     measure_steadiness,
 )
-from emad_ref.statistics.units import ByPair
+from pytest_emad.statistics.units import ByPair
 
 
 def test_speedup_is_the_geometric_mean_of_the_pairs():

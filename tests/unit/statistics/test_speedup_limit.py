@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.estimate import Estimate
-from emad_ref.statistics.speedup import estimate_total_speedup, find_batch_size_limit
-from emad_ref.statistics.units import ByPair
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.speedup import estimate_total_speedup, find_batch_size_limit
+from pytest_emad.statistics.units import ByPair
 
 BATCHES, PAIRS = (1, 2, 4, 8, 16), 12
 

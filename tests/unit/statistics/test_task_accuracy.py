@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.accuracy import AT_STAKE, LEAST_SAVED, TaskAccuracy, guessing_pvalue
-from emad_ref.statistics.units import ByItem
+from pytest_emad.statistics.accuracy import AT_STAKE, LEAST_SAVED, TaskAccuracy, guessing_pvalue
+from pytest_emad.statistics.units import ByItem
 
 
 def right(count: int, n: int = 1000) -> ByItem:

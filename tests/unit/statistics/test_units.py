@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.statistics.rates import mean_rate
-from emad_ref.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, Units
-from emad_ref.statistics.verdicts import COUNTED
+from pytest_emad.statistics.rates import mean_rate
+from pytest_emad.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, Units
+from pytest_emad.statistics.verdicts import COUNTED
 
 KINDS = (ByDocument, ByItem, ByPair)
 MADE = (ByDocument.from_whole_documents, ByItem.from_independent_items, ByPair)

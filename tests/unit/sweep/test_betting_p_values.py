@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from emad_ref.sweep import risk
-from emad_ref.sweep.risk import (
+from pytest_emad.sweep import risk
+from pytest_emad.sweep.risk import (
     betting_pvalues,
     documents_needed_to_certify,
     hoeffding_bentkus_pvalues,

@@ -15,8 +15,9 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
-from emad_ref.replay import replay
-from emad_ref.sweep.components import (
+from emad_ref.replay.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
+from emad_ref.replay.replay import replay
+from pytest_emad.sweep.components import (
     BEST,
     PUBLISHED,
     SingleComponentExchange,
@@ -25,8 +26,7 @@ from emad_ref.sweep.components import (
     TunedCombination,
     exchange_each_component,
 )
-from emad_ref.sweep.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
-from emad_ref.sweep.oracle_savings import columns_with_fill_cost
+from pytest_emad.sweep.oracle_savings import columns_with_fill_cost
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

@@ -16,9 +16,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
 from emad_ref.protocol import Prompt
-from emad_ref.replay import replay
+from emad_ref.replay.replay import replay
 from emad_ref.signals import signals_in_sweep
-from emad_ref.sweep.components import (
+from pytest_emad.sweep.components import (
     no_exit_saturation_operating_point,
     points_by_criterion,
     restrict_trace_gate_to_probes,

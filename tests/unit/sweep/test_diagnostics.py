@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import ENTROPY
-from emad_ref.sweep.diagnostics import (
+from pytest_emad.sweep.diagnostics import (
     depth_by_position_doubling,
     entropy_agreement_auroc_by_layer,
     final_layer_agreement_rate,

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import EntropyEstimator
-from emad_ref.sweep.diagnostics import compare_estimator, compare_estimators
+from pytest_emad.sweep.diagnostics import compare_estimator, compare_estimators
 
 TOP = EntropyEstimator("topk", k=8)
 FULL = np.array([0.0, 1.0, 2.0, 3.0])

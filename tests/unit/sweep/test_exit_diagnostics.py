@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import published_geometry
 from emad_ref.protocol import Prompt
-from emad_ref.sweep.diagnostics import (
+from pytest_emad.sweep.diagnostics import (
     efficiency_gain_bound,
     expected_calibration_error,
     final_token_ranks,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import FamilyFront, LossTable, choose_front, mark_lower_hull_corners, mix_to_saving
+from pytest_emad.sweep.front import FamilyFront, LossTable, choose_front, mark_lower_hull_corners, mix_to_saving
 
 FULL = (0.0, 1.0)
 

@@ -14,8 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.signals import LAYERWISE
-from emad_ref.sweep.grids import (
+from emad_ref.replay.grids import (
     CHUNK_LENGTHS,
     SPACING_TOLERANCE,
     NetSavingFunction,
@@ -31,7 +30,8 @@ from emad_ref.sweep.grids import (
     softmax_response_points,
     truncation_points,
 )
-from emad_ref.sweep.losses import point_losses
+from emad_ref.replay.losses import point_losses
+from emad_ref.signals import LAYERWISE
 from tests.handmade_traces import window_trace
 from tests.small_models import small_config
 from tests.unit.calibration.test_profile import PROFILE

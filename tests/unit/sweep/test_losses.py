@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import ConfidenceColumns, ConfidenceColumnsKey, Trace
+from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
+from emad_ref.replay.grids import confidence_sweep
+from emad_ref.replay.losses import depth_by_position, point_losses, tokens_before_depth_by_sequence
 from emad_ref.signals import ENTROPY
-from emad_ref.sweep.grids import confidence_sweep
-from emad_ref.sweep.losses import depth_by_position, point_losses, tokens_before_depth_by_sequence
 from tests.handmade_traces import layerwise
 from tests.small_models import LAYERS, small_config
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.point import truncated
-from emad_ref.sweep.losses import PointLoss, best_at_equal_flops, cheapest_within_bounds, is_within_bounds
+from emad_ref.replay.losses import PointLoss, best_at_equal_flops, cheapest_within_bounds, is_within_bounds
 
 
 def row(perplexity, reference, depth=6.0, saved=0.2, accuracy=0.5):

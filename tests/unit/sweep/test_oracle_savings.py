@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.replay import ReplayResult, compute_prompt_work, replay
-from emad_ref.sweep.oracle_savings import (
+from emad_ref.replay.replay import ReplayResult, compute_prompt_work, replay
+from pytest_emad.sweep.oracle_savings import (
     oracle_curve,
     oracle_divergence_point,
     sequence_flops_with_fill_cost,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.front import (
+from pytest_emad.sweep.front import (
     RoutedTaskItems,
     RoutingShareAndScore,
     mix_runs_to_large_share,

@@ -12,11 +12,11 @@ from math import floor
 
 import pytest
 
-from emad_ref.benchmark.flops import flops
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
+from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import published_geometry
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
-from emad_ref.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, token_work_without_exit
+from pytest_emad.sweep.diagnostics import efficiency_gain_bound, published_efficiency_gain, token_work_without_exit
 
 L, D, V = 24, 1_024, 32_128
 T5_LARGE = published_geometry("t5-large")

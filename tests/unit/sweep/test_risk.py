@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.risk import (
+from pytest_emad.sweep.risk import (
     certify_loosest_threshold,
     hoeffding_bentkus_pvalues,
     min_sequences_to_certify,

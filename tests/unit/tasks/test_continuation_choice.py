@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from emad_ref.tasks.datasets import TaskDataUnavailable
-from emad_ref.tasks.scoring import (
+from pytest_emad.tasks.datasets import TaskDataUnavailable
+from pytest_emad.tasks.scoring import (
     CONTEXT_TOKENS,
     CONTINUATION_TOKENS,
     FEWEST_DOCUMENTS,

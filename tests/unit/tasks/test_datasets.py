@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks import datasets
-from emad_ref.tasks.datasets import (
+from emad_ref.text.seq2seq_pairs import format_source
+from pytest_emad.tasks import datasets
+from pytest_emad.tasks.datasets import (
     PUBLISHED,
     SOURCES,
     TaskDataUnavailable,
@@ -22,7 +23,6 @@ from emad_ref.tasks.datasets import (
     read_rows,
     task_file_names,
 )
-from emad_ref.text.seq2seq_pairs import format_source
 
 ARC = [
     {

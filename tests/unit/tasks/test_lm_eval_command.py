@@ -1,4 +1,4 @@
-"""``python -m emad_ref.lm_eval``: the arguments that it adds to lm-eval's command, and its errors."""
+"""``python -m pytest_emad.lm_eval``: the arguments that it adds to lm-eval's command, and its errors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from emad_ref import lm_eval
-from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
+from pytest_emad import lm_eval
+from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
 
 ADDED = ["--model", "emad", "--device", "cpu", "--include_path", str(TASK_FOLDER)]
 

@@ -22,9 +22,9 @@ from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.replay import replay_depths
-from emad_ref.tasks.scoring import encode_item, mark_correct_items_from_trace, to_token_sequences
+from emad_ref.replay.replay import replay_depths
 from emad_ref.text import world
+from pytest_emad.tasks.scoring import encode_item, mark_correct_items_from_trace, to_token_sequences
 from tests.small_models import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
 from tests.unit.tasks.test_datasets import write_folder
@@ -33,13 +33,13 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from emad_ref.tasks import lm_eval_model, metrics
-from emad_ref.tasks.continuation_scoring import make_stop_string_check
-from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, list_available_task_names, make_task_manager
-from emad_ref.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
-from emad_ref.tasks.lm_eval_settings import TASK_FOLDER
-from emad_ref.tasks.pair_lm_eval_model import PairLM
-from emad_ref.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
+from pytest_emad.tasks import lm_eval_model, metrics
+from pytest_emad.tasks.continuation_scoring import make_stop_string_check
+from pytest_emad.tasks.evaluation import TaskResult, evaluate_tasks, list_available_task_names, make_task_manager
+from pytest_emad.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
+from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
+from pytest_emad.tasks.pair_lm_eval_model import PairLM
+from pytest_emad.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 EARLY = fixed_entropy_point(4, (1, 2, 3), 1.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.tasks.metrics import (
+from pytest_emad.tasks.metrics import (
     compute_humaneval_metrics,
     humaneval_check_script,
     join_humaneval_prompt_completion,
     truncate_completion,
 )
-from emad_ref.tasks.sandbox import FunctionCheckScript, check_program, sandbox_unavailable_reason
+from pytest_emad.tasks.sandbox import FunctionCheckScript, check_program, sandbox_unavailable_reason
 
 ADD = {
     "task_id": "HumanEval/0",

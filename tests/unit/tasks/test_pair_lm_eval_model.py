@@ -10,15 +10,15 @@ pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.errors import BadArgument
-from emad_ref.measurements.pair_measurements import PairMeasurements
-from emad_ref.measurements.run_resources import RunResources
-from emad_ref.measurements.study import PairSampleSizes, Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.tasks.evaluation import evaluate_tasks
-from emad_ref.tasks.lm_eval_model import EmadLM
-from emad_ref.tasks.pair_lm_eval_model import PairLM, select_task_documents, split_of_question
-from emad_ref.tasks.scoring import PairAnswerFunctions
+from pytest_emad.measurements.pair_measurements import PairMeasurements
+from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.study import PairSampleSizes, Study
+from pytest_emad.tasks.evaluation import evaluate_tasks
+from pytest_emad.tasks.lm_eval_model import EmadLM
+from pytest_emad.tasks.pair_lm_eval_model import PairLM, select_task_documents, split_of_question
+from pytest_emad.tasks.scoring import PairAnswerFunctions
 from tests.unit.tasks.test_datasets import write
 
 NAMES = ("emad-nano", "emad-tiny")

@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks import sandbox, sandbox_protocol
-from emad_ref.tasks.sandbox import (
+from pytest_emad.tasks import sandbox, sandbox_protocol
+from pytest_emad.tasks.sandbox import (
     FunctionCheckScript,
     SandboxBackend,
     SandboxUnavailable,
@@ -530,7 +530,7 @@ def test_a_program_dies_with_the_process_that_started_it(backend, tmp_path):
     mark = MEMORY_BYTES + next(PAGES) * 4096
     chosen = f"sandbox.BACKENDS[{sandbox.BACKENDS.index(backend)}]"
     source = (
-        f"from emad_ref.tasks import sandbox\nsandbox.run_in_backend({chosen}, 'while True: pass', 60.0, {mark}, 0)"
+        f"from pytest_emad.tasks import sandbox\nsandbox.run_in_backend({chosen}, 'while True: pass', 60.0, {mark}, 0)"
     )
     # the killed parent cannot remove its empty folder
     parent = subprocess.Popen([sys.executable, "-c", source], env=os.environ | {"TMPDIR": str(tmp_path)})

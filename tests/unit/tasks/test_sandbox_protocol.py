@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from emad_ref.tasks.sandbox_protocol import OpaqueValue, decode_value, encode_value
+from pytest_emad.tasks.sandbox_protocol import OpaqueValue, decode_value, encode_value
 
 
 def crossed(value):

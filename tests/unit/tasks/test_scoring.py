@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.scoring import (
+from emad_ref.text.documents import TaskExample
+from pytest_emad.tasks.scoring import (
     LARGEST_VALUE,
     cluster_duplicate_items,
     encode_item,
@@ -21,7 +22,6 @@ from emad_ref.tasks.scoring import (
     mark_correct_items_from_trace,
     to_token_sequences,
 )
-from emad_ref.text.documents import TaskExample
 from tests.handmade_traces import layerwise
 
 CHOICE = TaskExample("facts", "ab", "d", "choice", options=("c", "d", "eh"))

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.scoring import has_true_asserts_when_interpreted
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS
+from pytest_emad.tasks.scoring import has_true_asserts_when_interpreted
 
 SEEDS = st.integers(0, 2**32 - 1)
 ARROW = {"+": int.__add__, "-": int.__sub__}

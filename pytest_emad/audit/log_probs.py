@@ -1,0 +1,141 @@
+"""Check log-probabilities that a decoder reports, in log-softmax space, against the model's own.
+
+An engine reports the k likeliest tokens at each new position, and perhaps every prompt token's own log-probability. An
+error ε of logits moves a log-probability by at most 2ε: its own error, and the normaliser's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import log_softmax
+
+from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
+from emad_ref.record import Floats, Ints
+from pytest_emad.audit.finding import Finding
+from pytest_emad.audit.tolerances import find_first_excess
+from pytest_emad.audit.trajectory import DecoderUnderTest, Judge
+
+
+def generate_greedy_log_probs(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int
+) -> Sequence[TokenLogProbs]:
+    """Log-probabilities from ``decoder.log_probs``, else from the decoder's sessions. Raises Unsupported."""
+    ask = getattr(decoder, "log_probs", None)
+    return greedy_session_log_probs(decoder, prompts, max_new, top) if ask is None else ask(prompts, max_new, top)
+
+
+def greedy_session_log_probs(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, top: int
+) -> list[TokenLogProbs]:
+    """Log-probabilities of a greedy continuation in one session over ``prompts``."""
+    session, step = decoder.start(prompts)
+    columns = []
+    try:
+        while True:
+            logits = np.asarray(step.logits[:, -1], dtype=np.float64)
+            columns.append(logits)
+            if len(columns) == max_new:
+                break
+            step = session.feed(logits.argmax(axis=-1)[:, None])
+    finally:
+        session.close()
+    return [TokenLogProbs.of_logits(row.argmax(axis=-1), row, top) for row in np.stack(columns, axis=1)]
+
+
+def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:
+    """Check ``max_new`` greedy tokens of each prompt: the ``top`` likeliest ids, and their log-probabilities.
+
+    The check includes prompt tokens if the decoder reports them. Discriminating positions are those with a larger gap
+    between the likeliest and least likely reported token than the allowed difference: they reveal other ids or another
+    history.
+    """
+    judge = Judge.for_check("log-probabilities", under_test)
+    tally, allowed = judge.tally, 2 * judge.tolerance
+    with tally:
+        rows = generate_greedy_log_probs(under_test.decoder, prompts, max_new, top)
+        tally.require(len(rows) == len(prompts), f"{len(rows)} rows for {len(prompts)} prompts")
+        divergence, agreeing = [], 0
+        for row, (prompt, shown) in enumerate(zip(prompts, rows, strict=True)):
+            history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
+            expected = log_softmax(under_test.lens(history).last_layer, axis=-1)
+            new = expected[len(prompt.tokens) - 1 :]
+            fault = log_probs_malformed_reason(shown, max_new, top, allowed)
+            tally.require(not fault, f"row {row}: {fault}")
+            known = np.take_along_axis(new, shown.ids, axis=-1)
+            started = len(prompt.tokens) - 1
+            _require_close(judge, f"row {row}, new token", shown.log_probs, known, history, started)
+            kth = -np.partition(-new, top - 1, axis=-1)[:, top - 1]
+            missing = np.flatnonzero(known.min(axis=-1) < kth - 2 * allowed)
+            tally.require(
+                not len(missing), f"row {row}, new token {missing[:1]}: not the {top} likeliest ids by the model"
+            )
+            own = new[np.arange(max_new), shown.tokens]
+            behind = new.max(axis=-1) - own
+            at = int(np.argmax(behind))
+            tally.require(
+                bool(behind[at] <= allowed),
+                f"row {row}, new token {at}: {shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest",
+            )
+            if shown.prompt is not None and len(prompt.tokens) > 1:
+                told = expected[np.arange(len(prompt.tokens) - 1), prompt.tokens[1:]]
+                tally.require(
+                    shown.prompt.shape == told.shape,
+                    f"row {row}: {shown.prompt.shape} log-probabilities of a prompt of {len(prompt.tokens)} tokens",
+                )
+                _require_close(judge, f"row {row}, prompt token", shown.prompt[:, None], told[:, None], history)
+                tally.live["prompt_log_probs"] += len(told)
+            tally.live["log_probs"] += shown.log_probs.size
+            tally.discriminating += int((known.max(axis=-1) - known.min(axis=-1) > allowed).sum())
+            divergence.append(truncated_divergence(known, shown.log_probs))
+            agreeing += int((shown.ids[:, 0] == new.argmax(axis=-1)).sum())
+        every = np.concatenate(divergence)
+        tally.notes.append(f"KL {every.mean():.1e} nats, {every.max():.1e} at most; top-1 {agreeing} of {len(every)}")
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        tally.count_lengths_and_stops(lengths, [max_new] * len(prompts), 0)
+    return tally.to_finding()
+
+
+def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
+    """[m] KL in nats of ``expected`` from ``reported`` [m, k] log-probabilities, all other tokens as one.
+
+    Merging tokens lowers KL, so this is a lower bound of the divergence of the whole distributions.
+    """
+    p, q = np.exp(expected), np.exp(reported)
+    rest_p, rest_q = np.clip(1 - p.sum(axis=-1), 1e-12, None), np.clip(1 - q.sum(axis=-1), 1e-12, None)
+    total: Floats = (p * (expected - reported)).sum(axis=-1) + rest_p * np.log(rest_p / rest_q)
+    return total
+
+
+def log_probs_malformed_reason(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
+    """Reason why ``shown`` is not ``max_new`` greedy tokens among ``top`` different ids each; "" if it is.
+
+    A greedy token is at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
+    """
+    shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
+    wanted = (max_new,), (max_new, top), (max_new, top)
+    if shapes != wanted:
+        return f"arrays of shapes {shapes}, but {wanted} were asked for"
+    if (np.diff(np.sort(shown.ids, axis=-1), axis=-1) == 0).any():
+        return f"one id stands twice among the {top} likeliest"
+    places = shown.ids == shown.tokens[:, None]
+    if not places.any(axis=-1).all():
+        return f"an emitted token is not among the {top} likeliest"
+    behind = shown.log_probs.max(axis=-1) - shown.log_probs[places]
+    if (behind > allowed).any():
+        at = int(behind.argmax())
+        return f"new token {at}: {shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest that is reported"
+    return ""
+
+
+def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, tokens: Ints, first: int = 0) -> None:
+    """Compare ``shown`` [m, k] after the positions ``first`` … of ``tokens``, with errors of logit and normaliser."""
+    assert judge.lens is not None, "only replay is judged without a lens"
+    off = np.abs(shown - expected).max(axis=-1)
+    excess = find_first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)
+    at, allowed = excess or (0, judge.tolerance)
+    judge.tally.require(
+        excess is None, f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"
+    )
+    judge.tally.n += shown.size

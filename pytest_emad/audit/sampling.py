@@ -1,0 +1,555 @@
+"""Check sampling: tokens come from softmax(logits / T) at the claimed depths, by row and by seed.
+
+If a token is drawn from p = softmax(z / T), z the lens' logits at its depth, its place in p is uniform,
+
+    u = Σ_{p_i > p_token} p_i + v·p_token        v ~ U(0, 1)
+
+for any history. So one χ² test over ``BINS`` equal bins takes all tokens of all rows, and another takes first tokens,
+which many engines draw in other code. Greedy decoding crowds u towards 0, too high a temperature towards 1. Noise of at
+most ε in a logit changes the density of u by a factor within e^(±2ε/T), so the statistic uses the nearest frequencies
+in that range.
+
+A histogram does not show repetition. So the check first looks for rows that repeat against chance, or that differ under
+an equal seed. A repetition counts only if its probability is below ``CHANCE`` for all noise up to ε.
+
+A histogram does not show rare tokens either. Truncation or a penalty makes some ``events`` impossible or rare: a token
+beyond rank k, beyond a mass of 1 − ε, below a share of the best token's probability, or present in the row's last
+tokens, the row or its prompt. The check compares the tokens of each event with the probability m_t of each, given all
+before it:
+
+    E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
+
+has mean 1 under an honest decoder, for any dependence, so that E ≥ 1/p has probability p at most (Ville's inequality; λ
+< 0 finds events that are too rare, λ > 0 those that are too frequent). For a penalty of δ on the tokens of an event,
+exp of that exponent at λ = −δ/T is the likelihood ratio. The same method, at one λ each, finds single ids that are
+drawn never or too often.
+
+A histogram does not show a random number that draws two tokens either. So the check tests differences and sums of the
+places of neighbours, modulo 1, in the same way. Many engines invert the distribution in the order of ids, and a number
+used twice shows only in the order of its use, so both orders are tested.
+
+A slightly different temperature T′ changes u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token)
+also has mean 1 under an honest decoder, and is the most powerful test of T against T′ (Neyman and Pearson). E is its
+mean over a few T′. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is
+divided.
+
+Rows that end early must not change the others: with the same seed and a stop set these draw the same tokens again. Nor
+may simultaneous requests. A row may diverge where rounding moved a probability; more diverging rows than that explains
+are refuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+from scipy import stats
+from scipy.special import log_softmax, logsumexp
+
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Capabilities, Prompt
+from emad_ref.record import Floats, Ints, Record
+from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens, emission_noise_factor
+from pytest_emad.audit.token_comparison import first_difference
+from pytest_emad.audit.trajectory import Judge, Trajectory, emitted_logits
+
+BINS, EACH_BIN = 10, 8  # most bins of places, and least expected tokens in each
+CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
+LEVEL = 1e-4  # level of each of seven tests, reproducible: one honest decoder in ten thousand fails
+OPEN = 0.9  # tokens with a likelier alternative than this show little of their draw
+FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
+MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
+SHARES = (0.2, 0.05, 0.01)  # shares of the best token's probability; tokens below are counted
+RECENT = 8  # last tokens of a row, whose repetitions are counted
+WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for impossible events
+EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
+FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the temperature
+SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
+TEMPERATURES = np.geomspace(0.01, 5.0, 100)  # candidates for the best fit
+FROM_STEPS = 0.35  # least distance of a drawn temperature to the round numbers around it, in their steps
+SEARCHED = 4  # prompts whose rounding is measured, for each that is needed
+CLEAR_LEAD = 4.0  # lead of a greedy token in tolerances: twice as much as rounding of both logits can take away
+LARGEST_EXPONENT = 500.0  # of ratios of probabilities: noise beyond it explains everything, and exp stays finite
+
+
+SampledRecord = tuple[int, Record]  # (seed, record of one ``generate`` under it)
+
+
+def draw_temperature(rng: np.random.Generator, low: float, high: float, step: float = 0.1) -> float:
+    """A temperature between two multiples of ``step``, far from every one: a decoder that rounds to them shows."""
+    steps = int(rng.integers(round(low / step), round(high / step)))
+    return step * float(steps + rng.uniform(FROM_STEPS, 1 - FROM_STEPS))
+
+
+def choose_open_prompts(
+    lens: Lens, texts: Sequence[Ints], count: int, temperature: float, tolerance: float
+) -> list[Prompt]:
+    """At most ``count`` beginnings of ``texts`` int64 [n] after which one token tells most about ``temperature``.
+
+    One draw from p = softmax(z / T) has the Fisher information Var_p(z / T) on log T. A text leaves little to draw at a
+    low T, so random prompts would show another one only after thousands of tokens. At temperature 0 the beginnings are
+    those with the smallest lead of the likeliest token that rounding cannot reverse: a small temperature in place of 0
+    shows there. ``tolerance`` in logits; positions with a larger measured rounding are left out.
+    """
+    found: dict[bytes, tuple[float, Ints]] = {}  # by tokens: texts may overlap
+    for text in texts:
+        logits = lens(text).last_layer
+        if temperature:
+            log_p = log_softmax(logits / temperature, axis=-1)
+            p = np.exp(log_p)
+            told = (p * log_p**2).sum(axis=-1) - (p * log_p).sum(axis=-1) ** 2
+        else:
+            second, first = np.partition(logits, -2, axis=-1)[:, -2:].T
+            told = np.where(first - second > CLEAR_LEAD * tolerance, second - first, -np.inf)
+        for at in np.flatnonzero(np.isfinite(told)).tolist():
+            found[text[: at + 1].tobytes()] = float(told[at]), text[: at + 1]
+    chosen: list[Prompt] = []
+    for _, tokens in sorted(found.values(), key=lambda each: -each[0])[: SEARCHED * count]:
+        if len(chosen) == count:
+            break
+        if lens.max_rounding_error(tokens, [lens(tokens[:1]).layers]) <= tolerance:
+            chosen.append(Prompt(tokens))
+    return chosen
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """One row of one record: its tokens [m], the logits [m, V] of their draws, and the ``prompt`` before them."""
+
+    seed: int
+    row: int
+    emitted: Ints
+    logits: Floats
+    prompt: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    _known: dict[float, Floats] = field(default_factory=dict, compare=False, repr=False)
+
+    def log_probabilities(self, temperature: float) -> Floats:
+        """[m, V] log softmax(logits / temperature), computed once."""
+        if temperature not in self._known:
+            self._known[temperature] = log_softmax(self.logits / temperature, axis=-1)
+        return self._known[temperature]
+
+    def all_and_own_probabilities(self, temperature: float) -> tuple[Floats, Floats]:
+        """Probabilities [m, V], and those of its own tokens [m]."""
+        p = np.exp(self.log_probabilities(temperature))
+        return p, p[np.arange(len(p)), self.emitted]
+
+    def log_likelihood(self, temperature: float) -> float:
+        """log-probability of all its tokens, in nats."""
+        scaled = self.logits / temperature
+        own = scaled[np.arange(len(self.emitted)), self.emitted]
+        return float((own - logsumexp(scaled, axis=-1)).sum())
+
+
+def check_sampling(
+    records: Sequence[SampledRecord],
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    temperature: float,
+    capabilities: Capabilities,
+    rng: np.random.Generator,
+    tolerance: float,
+    *,
+    ended: SampledRecord | None = None,
+    stop: frozenset[int] = frozenset(),
+    needed: int = 20 * MIN_DISCRIMINATING,
+) -> Finding:
+    """Check records of decoders at ``temperature`` > 0 on ``prompts``, without stop token; ``rng`` draws v.
+
+    Rows of equal prompts must differ from one another, as must records of different seeds; those of one seed must be
+    equal. ``ended``: the record of a fresh decoder under one of those seeds, preferably the last, with ``stop``.
+    Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
+    logits, raised to the noise in ``capabilities``.
+    """
+    tally = Tally("sampling", needed)
+    remembering = PrefixCachingLens(
+        lens, kept=len(prompts)
+    )  # records of one seed follow one another, ``ended`` the last
+    judge = Judge(tally, remembering, point, tally.tolerance_at_least_noise(tolerance, capabilities.logit_noise))
+    with tally:
+        rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
+        noise = judge.tolerance * emission_noise_factor(point)
+        _require_drawn(tally, rows, temperature, noise)
+        _require_seeded(tally, rows, prompts, temperature, noise)
+        tally.discriminating = _count_open(rows, temperature)
+        once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
+        _require_distributed(tally, once, temperature, rng, noise)
+        _require_rare_tokens(tally, once, temperature, rng, noise)
+        if ended is not None:
+            disturbed = _rows(judge, ended, prompts, max_new, stop)
+            _require_undisturbed(tally, rows, disturbed, stop, noise / temperature)
+    return tally.to_finding()
+
+
+def _rows(
+    judge: Judge, sampled: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
+) -> list[SampledRow]:
+    """The rows of one record, with depths checked against the rule."""
+    seed, record = sampled
+    trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, judge.point)
+    count_answer_lengths_and_stops(judge.tally, record, prompts, drawn=True)
+    judge = judge.with_lens_prefetch(trajectories)
+    return [
+        _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
+        for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
+    ]
+
+
+def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
+    logits = emitted_logits(judge.require_trajectory_matches_lens(trajectory), trajectory)
+    return SampledRow(seed, row, emitted, logits, prompt.tokens)
+
+
+def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
+    """Tokens whose likeliest alternative has a probability of at most ``OPEN``."""
+    return sum(int((np.exp(row.log_probabilities(temperature).max(axis=-1)) <= OPEN).sum()) for row in rows)
+
+
+def _raised(log_p: Floats, noise: float, temperature: float) -> Floats:
+    """Log-probabilities, each raised by the largest effect of ``noise`` in every logit."""
+    by = _noise_exponent(noise, temperature)
+    raised: Floats = log_p + by - np.log1p(np.exp(log_p) * np.expm1(by))
+    return raised
+
+
+def _noise_exponent(noise: float, temperature: float) -> float:
+    """2ε/T: the logarithm of the largest factor by which ``noise`` changes a ratio of probabilities."""
+    return min(LARGEST_EXPONENT, 2 * noise / temperature)
+
+
+def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
+    """Require that not every token is the likeliest one, unless by chance."""
+    best = np.concatenate([row.log_probabilities(temperature).max(axis=-1) for row in rows])
+    likeliest = float(_raised(best, noise, temperature).sum())
+    greedy = all(np.array_equal(row.logits.argmax(axis=-1), row.emitted) for row in rows)
+    tokens = sum(len(row.emitted) for row in rows)
+    tally.require(
+        not greedy or likeliest > np.log(CHANCE),
+        f"temperature {temperature:.2f} was asked for, but each of {tokens} tokens is the argmax: it decodes greedily",
+    )
+
+
+def _require_seeded(
+    tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float, noise: float
+) -> None:
+    """Require that equal seeds repeat a row, and that other seeds and rows of equal prompts do not, beyond chance."""
+    first: dict[tuple[int, int], SampledRow] = {}
+    for row in rows:
+        before = first.setdefault((row.seed, row.row), row)
+        tally.require(
+            np.array_equal(before.emitted, row.emitted),
+            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_difference_text(before, row)}",
+        )
+    for one, other in combinations(first.values(), 2):
+        if one.row != other.row and (
+            one.seed != other.seed or not np.array_equal(prompts[one.row].tokens, prompts[other.row].tokens)
+        ):
+            continue
+        if not np.array_equal(one.emitted, other.emitted):
+            continue
+        own = one.log_probabilities(temperature)[np.arange(len(one.emitted)), one.emitted]
+        chance = float(_raised(own, noise, temperature).sum())
+        repeated = (
+            f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
+            if one.seed == other.seed
+            else f"row {one.row}: seeds {one.seed} and {other.seed} drew the same {len(one.emitted)} tokens"
+        )
+        tally.require(chance >= np.log(CHANCE), f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
+
+
+def _difference_text(one: SampledRow, other: SampledRow) -> str:
+    """Text of the first difference of two rows of one length; "" for equal rows."""
+    at = first_difference(one.emitted.tolist(), other.emitted.tolist())
+    if at == len(one.emitted):
+        return ""
+    return f"new token {at} is {one.emitted[at]}, then {other.emitted[at]}"
+
+
+def _require_distributed(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Test places of all tokens, first tokens and neighbours (χ²), and the temperature against others."""
+    placed = [pit_values_in_rank_order(row, temperature, rng) for row in rows]
+    _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
+    firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
+    _require_even(tally, np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
+    _require_independent(tally, placed, temperature, noise, "rank")
+    _require_independent(
+        tally, [pit_values_in_id_order(row, temperature, rng) for row in rows], temperature, noise, "id"
+    )
+    _require_temperature(tally, rows, temperature, noise)
+
+
+def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
+    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins."""
+    bins = min(BINS, max(2, len(placed) // EACH_BIN))
+    counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
+    even = len(placed) / bins
+    factor = np.exp(_noise_exponent(noise, temperature))
+    nearest = np.clip(counts, even / factor, even * factor)
+    return float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1)), counts
+
+
+def _require_even(
+    tally: Tally, placed: Floats, rows: Sequence[SampledRow], temperature: float, noise: float, what: str
+) -> None:
+    p, counts = _even_p_value(placed, noise, temperature)
+    if p >= LEVEL:
+        return
+    fits = TEMPERATURES[int(np.argmax([sum(row.log_likelihood(t) for row in rows) for t in TEMPERATURES]))]
+    tally.require(
+        False,
+        f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
+        f"they take in it, {counts.tolist()} in {len(counts)} equal parts; of all temperatures {fits:.2f} fits them "
+        "best",
+    )
+
+
+def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
+    """Require independent places of neighbours: their difference and sum, modulo 1, are uniform."""
+    one, other = (np.concatenate([row[part] for row in placed]) for part in (slice(None, -1), slice(1, None)))
+    for what, pairs in {"difference": other - one, "sum": other + one}.items():
+        p, counts = _even_p_value(pairs % 1.0, 2 * noise, temperature)  # both places of a pair carry noise
+        tally.require(
+            p >= LEVEL / 4,  # two tests in two orders count as one test
+            f"{len(pairs)} tokens are not drawn anew: p = {p:.1g} by χ² of the {what} between the places of neighbours "
+            f"in the order of their {order}, {counts.tolist()} in {len(counts)} equal parts",
+        )
+
+
+def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
+    """Require that temperatures near the requested one do not explain the tokens far better."""
+    gain, spread = np.zeros(len(FACTORS)), np.expm1(_noise_exponent(noise, temperature))
+    for row in rows:
+        at, p = np.arange(len(row.emitted)), row.all_and_own_probabilities(temperature)[0]
+        own = row.log_probabilities(temperature)[at, row.emitted]
+        for index, factor in enumerate(FACTORS):
+            other = log_softmax(row.logits / (factor * temperature), axis=-1)
+            moved = np.abs(np.exp(other) - p).sum(axis=-1)
+            gain[index] += (other[at, row.emitted] - own - np.log1p(spread * moved)).sum()
+    p_value = float(np.exp(-max(0.0, logsumexp(gain) - np.log(len(FACTORS)))))
+    best = FACTORS[int(gain.argmax())] * temperature
+    tally.require(
+        p_value >= LEVEL,
+        f"{sum(len(row.emitted) for row in rows)} tokens are not drawn from softmax(logits / {temperature:.2f}): "
+        f"temperature {best:.2f} explains them better, p = {p_value:.1g} by likelihood ratios",
+    )
+
+
+def _require_rare_tokens(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Require every event of ``rare_event_masks_and_probs`` to be as frequent as its probability."""
+    of_rows = [rare_event_masks_and_probs(row, temperature, rng) for row in rows]
+    factor = float(np.exp(_noise_exponent(noise, temperature)))
+    level = LEVEL / (2 * len(of_rows[0]))
+    for what in of_rows[0]:
+        happened, chance = (np.concatenate([events[what][part] for events in of_rows]) for part in (0, 1))
+        wagers = {"rarely": -np.array(WAGERS), "often": np.array(WAGERS)}
+        bounds = {"rarely": chance / factor, "often": np.minimum(1.0, chance * factor)}
+        for how, bound in bounds.items():
+            gain = happened.sum() * wagers[how] - np.log1p(bound[:, None] * np.expm1(wagers[how])).sum(axis=0)
+            p = min(1.0, len(WAGERS) * float(np.exp(-gain.max())))
+            tally.require(
+                p >= level,
+                f"{len(chance)} tokens are not drawn from softmax(logits / {temperature:.2f}): {what} are drawn too "
+                f"{how}, {int(happened.sum())} times where {chance.sum():.1f} are expected, p = {p:.1g}",
+            )
+    _require_each_id(tally, rows, temperature, factor)
+
+
+def _require_each_id(tally: Tally, rows: Sequence[SampledRow], temperature: float, factor: float) -> None:
+    """Require that no id of the vocabulary is drawn far too rarely or too often.
+
+    A ban or a bias of one id keeps the proportions of all others.
+    """
+    vocabulary = rows[0].logits.shape[1]
+    drawn, expected, gains = np.zeros(vocabulary), np.zeros(vocabulary), np.zeros((len(EACH_ID), vocabulary))
+    for row in rows:
+        p = row.all_and_own_probabilities(temperature)[0]
+        drawn += np.bincount(row.emitted, minlength=vocabulary)
+        expected += p.sum(axis=0)
+        for gain, wager in zip(gains, EACH_ID, strict=True):
+            bound = np.minimum(1.0, p * factor) if wager > 0 else p / factor
+            gain -= np.log1p(bound * np.expm1(wager)).sum(axis=0)
+    gains += np.array(EACH_ID)[:, None] * drawn
+    at, token = np.unravel_index(int(gains.argmax()), gains.shape)
+    p_value = min(1.0, gains.size * float(np.exp(-gains[at, token])))
+    tally.require(
+        p_value >= LEVEL,
+        f"token {token} is not drawn from softmax(logits / {temperature:.2f}): it is drawn too "
+        f"{'often' if EACH_ID[at] > 0 else 'rarely'}, {int(drawn[token])} times where {expected[token]:.1f} are "
+        f"expected, p = {p_value:.1g}",
+    )
+
+
+def rare_event_masks_and_probs(
+    row: SampledRow, temperature: float, rng: np.random.Generator
+) -> dict[str, tuple[Floats, Floats]]:
+    """Event → whether each token [m] is one, and its probability [m]; ``rng`` decides at the edge of mass.
+
+    Tokens of equal probability count as beyond a rank together.
+    """
+    p, own = row.all_and_own_probabilities(temperature)
+    rising = np.sort(p, axis=-1)
+    mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
+    vocabulary = p.shape[1]
+    octaves = np.arange(0, np.log2(vocabulary / FIRST_RANK), 1 / EACH_OCTAVE)
+    events: dict[str, tuple[Floats, Floats]] = {}
+
+    def below(what: str, edge: Floats) -> None:
+        """Tokens less likely than ``edge`` [m]."""
+        left = [np.searchsorted(tokens, limit) for tokens, limit in zip(rising, edge, strict=True)]
+        events[what] = (own < edge).astype(float), mass[np.arange(len(p)), left]
+
+    for rank in np.unique((FIRST_RANK * 2**octaves).round().astype(int)).tolist():
+        below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
+    for share in SHARES:
+        below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
+    placed = pit_values_in_rank_order(row, temperature, rng)
+    for share in MASSES:
+        events[f"the least likely {100 * share:g} %"] = (placed > 1 - share).astype(float), np.full(len(p), share)
+    history = np.concatenate([row.prompt, row.emitted])
+    ends = len(row.prompt) + np.arange(len(row.emitted))
+    for what, starts in {
+        f"tokens of the row's last {RECENT}": np.maximum(len(row.prompt), ends - RECENT),
+        "tokens that the row has drawn before": np.full(len(ends), len(row.prompt)),
+        "tokens that the prompt or the row holds": np.zeros(len(ends), dtype=np.int64),
+    }.items():
+        known = [np.unique(history[start:end]) for start, end in zip(starts, ends, strict=True)]
+        again = np.array([float(token in tokens) for token, tokens in zip(row.emitted, known, strict=True)])
+        events[what] = again, np.array([p[at, tokens].sum() for at, tokens in enumerate(known)])
+    return events
+
+
+def _require_undisturbed(
+    tally: Tally, rows: Sequence[SampledRow], ended: Sequence[SampledRow], stop: frozenset[int], noise: float
+) -> None:
+    """Require that rows of ``ended`` draw the same tokens as without a stop, up to their own ends.
+
+    ``noise``: of a logit, at the temperature.
+    """
+    whole = {(row.seed, row.row): row for row in rows}
+    parted, chances, stopped = [], [], 0
+    for row in ended:
+        alone = whole[row.seed, row.row]
+        length = next((at + 1 for at, token in enumerate(alone.emitted) if int(token) in stop), len(alone.emitted))
+        stopped += length < len(alone.emitted)
+        if not np.array_equal(row.emitted, alone.emitted[:length]):
+            parted.append(row.row)
+        chances.append(_rounding_chance(noise, length))
+    tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
+    p = _parting_chance(len(parted), chances)
+    early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
+    tally.require(
+        p >= LEVEL,
+        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {early} ended early: "
+        f"p = {p:.1g} that rounding moved so many draws",
+    )
+
+
+def _rounding_chance(noise: float, length: int) -> float:
+    """Largest probability that rounding changes a draw of a row; ``noise``: of a logit, at the temperature."""
+    return min(1.0, SPREAD * 2 * noise * length)
+
+
+def _parting_chance(parted: int, chances: Sequence[float]) -> float:
+    """Probability that rounding changes draws of at least ``parted`` rows."""
+    return float(stats.binom.sf(parted - 1, len(chances), max(chances)))
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """The answer to request number ``at`` of those sent at once, drawn under ``seed``."""
+
+    at: int
+    seed: int
+    prompts: Sequence[Prompt]
+    record: Record
+
+
+def require_unaffected_samples(
+    judge: Judge,
+    alone: Sequence[SampledAnswer],
+    beside: Sequence[SampledAnswer],
+    max_new: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> None:
+    """Require that simultaneous requests draw the same as each ``alone``, and from the distribution.
+
+    Row r of two requests draws by the same numbers under one seed. So per seed the distribution tests use only row i of
+    request i; these rows are independent. Discriminating as in ``check_sampling``.
+    """
+    tally, noise = judge.tally, judge.tolerance * emission_noise_factor(judge.point)
+    own = {(one.seed, one.at): one.record.emitted for one in alone}
+    diagonal: dict[tuple[int, int], SampledRow] = {}
+    parted, compared = list[str](), 0
+    for one in beside:
+        trajectories = extract_trajectories(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
+        count_answer_lengths_and_stops(tally, one.record, one.prompts, drawn=True)
+        tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
+        for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
+            compared += 1
+            if not np.array_equal(tokens, wanted):
+                at = first_difference(tokens.tolist(), wanted.tolist())
+                parted.append(f"row {row} of request {one.at}, from new token {at} on")
+        if one.at < len(one.prompts) and (one.seed, one.at) not in diagonal:
+            diagonal[one.seed, one.at] = _judged_row(
+                judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
+            )
+    require_rounding_explains_draw_changes(
+        judge, parted, compared, max_new, temperature, "of requests at once", "alone"
+    )
+    rows = list(diagonal.values())
+    _require_drawn(tally, rows, temperature, noise)
+    tally.discriminating += _count_open(rows, temperature)
+    _require_distributed(tally, rows, temperature, rng, noise)
+    _require_rare_tokens(tally, rows, temperature, rng, noise)
+
+
+def require_rounding_explains_draw_changes(
+    judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
+) -> None:
+    """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed."""
+    chance = _rounding_chance(judge.tolerance * emission_noise_factor(judge.point) / temperature, max_new)
+    p = _parting_chance(len(parted), [chance] * max(1, rows))
+    judge.tally.require(
+        p >= LEVEL,
+        f"{len(parted)} of {rows} rows {what} draw other tokens than {other} under the same seed: "
+        f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
+    )
+
+
+def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
+    """A token from the first third of the first row, and one of the third row, both drawn by the fewest rows."""
+    token_sets = [set(tokens.tolist()) for tokens in emitted]
+
+    def rarest(tokens: Ints) -> int:
+        early: list[int] = tokens[: max(1, len(tokens) // 3)].tolist()
+        return min(early, key=lambda token: sum(token in row for row in token_sets))
+
+    return frozenset(rarest(tokens) for tokens in emitted[:3:2])
+
+
+def pit_values_in_rank_order(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """u of each token [m], its place among all tokens, the likeliest first; uniform under the stated distribution."""
+    p, own = row.all_and_own_probabilities(temperature)
+    above = np.where(p > own[:, None], p, 0.0).sum(axis=-1)
+    ties = np.where(p == own[:, None], p, 0.0).sum(axis=-1)  # equal probabilities share one interval
+    placed: Floats = above + rng.uniform(size=len(p)) * ties
+    return placed
+
+
+def pit_values_in_id_order(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:
+    """As ``pit_values_in_rank_order``, but in the order of ids, in which many engines invert the distribution."""
+    p, own = row.all_and_own_probabilities(temperature)
+    upto = p.cumsum(axis=-1)[np.arange(len(p)), row.emitted]
+    placed: Floats = (upto - rng.uniform(size=len(p)) * own).clip(0.0, 1.0)
+    return placed

@@ -1,0 +1,385 @@
+"""Base of all claims: question, answer, context of a decision, plan of a run (with the size of Holm's family), and
+premises of several claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.extensions import added_part_import_paths
+from emad_ref.protocol import Unsupported
+from pytest_emad.measurements.attachments import Attachments
+from pytest_emad.measurements.study import BUDGETS, Budget, Study
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.legs import (
+    LegTest,
+    Side,
+    build_leg_test,
+    build_measured_count_leg,
+    decide_legs,
+    judge_against_threshold,
+    not_applicable_verdict,
+    unmeasured_verdict,
+    verdict_from_legs,
+)
+from pytest_emad.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
+
+if TYPE_CHECKING:
+    from pytest_emad.measurements.model_measurements import ModelMeasurements
+    from pytest_emad.measurements.replay_and_flop_checks import FlopVerification
+
+About = Literal["model", "pair", "names"]
+Suite = Literal["claims", "cost", "invariants"]
+
+
+class ModelOrPairMeasurements(Protocol):
+    """Common interface of the measurements of a model, of a pair and of a pair's names."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model or pair in reports."""
+
+    @property
+    def corpus(self) -> str:
+        """Name of the corpus that was read."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the weights."""
+
+
+def _outside_a_run(claim: str, evidence: ModelOrPairMeasurements | None = None) -> Any:
+    raise BadArgument("claim", claim, "a claim of the same run", "only a RunPlan decides what a claim needs")
+
+
+@dataclass(frozen=True)
+class ClaimContext:
+    """Context of a claim's decision besides measurements: its row, random generator, and other claims of the run.
+
+    ``model``       the name that the verdict carries.
+    ``rng``         source of resamples, fresh for every claim.
+    ``other_legs``  gating legs of the run that are decided elsewhere (``RunPlan.count_other_legs``).
+    ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, at the first
+                    request, also if the run does not report it.
+    ``row_of``      id → the row in force of such a claim.
+    """
+
+    claim: Claim
+    model: str
+    rng: np.random.Generator
+    other_legs: int = 0
+    verdict_of: Callable[[str, Any], Verdict] = _outside_a_run
+    row_of: Callable[[str], Claim] = _outside_a_run
+
+    def make_leg_test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
+        """Make a leg that fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
+        return build_leg_test(name, estimate, bad, threshold, self.claim.minimum)
+
+    def combine_legs(self, legs: Sequence[Leg]) -> Verdict:
+        """The verdict of decided ``legs``."""
+        return verdict_from_legs(self.claim, self.model, legs)
+
+    def decide_tests(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
+        """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""
+        return self.combine_legs([*decide_legs(tests, self.other_legs), *beside])
+
+    def judge_against_threshold(
+        self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
+    ) -> Verdict:
+        """The verdict of ``legs``, each tested against ``threshold``; values on its ``bad`` side fail."""
+        others = self.other_legs
+        return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
+
+    judge_side = judge_against_threshold  # its earlier name, for users' code
+
+    def not_applicable(self, reason: str) -> Verdict:
+        """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``."""
+        return not_applicable_verdict(self.claim, self.model, reason)
+
+    def unmeasured(self, reason: str) -> Verdict:
+        """The verdict ``unmeasured``: an instrument or data is absent, for this ``reason``."""
+        return unmeasured_verdict(self.claim, self.model, reason)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on a claim, with its corpus, fingerprint and tables.
+
+    ``corpus``       name of the corpus; "" for claims that read no text.
+    ``fingerprint``  of the weights, which identifies known verdicts instead of the name; "" for arithmetic.
+    ``refused``      reason why the decoder under test left the claim undecided; "" for other causes.
+    """
+
+    verdict: Verdict
+    corpus: str = ""
+    fingerprint: str = ""
+    attachments: Attachments = field(default_factory=Attachments)
+    refused: str = ""
+
+
+E = TypeVar("E", bound=ModelOrPairMeasurements)
+
+
+@dataclass(frozen=True)
+class Question(Generic[E]):
+    """Definition of one claim: a row of a module's ``QUESTIONS``, or an extension's ``QUESTION``.
+
+    ``about``     whether ``answer`` takes the measurements of a model (``measurements.model_measurements``), of a pair
+                  (``measurements.pair_measurements``), or only the pair's names (``measurements.study``).
+    ``answer``    gathers the evidence and passes it to ``decide``.
+    ``decide``    pure function from evidence to verdict; None if an extension does not expose its own.
+    ``legs``      (study, layers) → upper bound of the row's number of statistical legs, for Holm.
+    ``needs``     claims whose verdict or thresholds it reads (``ClaimContext.verdict_of`` and ``row_of``).
+    ``measures``  whether it measures time or energy, and so needs an otherwise idle machine.
+    ``suite``     the folder of ``suites`` with its test.
+    ``budget``    the smallest budget that includes it by default; gating or named claims always run. So a user who
+                  waits for a gate does not wait for slow rows that do not gate.
+    """
+
+    claim: str
+    about: About
+    answer: Callable[[E, ClaimContext], Answer]
+    legs: Callable[[Study, int], int] = lambda study, layers: 0
+    measures: bool = False
+    suite: Suite = "claims"
+    budget: str = "smoke"
+    decide: Callable[[Any, ClaimContext], Verdict] | None = None
+    needs: tuple[str, ...] = ()
+
+    def is_within_budget(self, budget: Budget) -> bool:
+        """Whether a run of ``budget`` includes this question by default."""
+        return BUDGETS[self.budget].rank <= budget.rank
+
+
+def answer_question(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
+    """The answer, or ``not applicable`` with the decoder's reason for declining."""
+    try:
+        return question.answer(evidence, asked)
+    except Unsupported as refusal:
+        reason = str(refusal)
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint, refused=reason)
+
+
+@cache
+def _own_questions() -> dict[str, Question[Any]]:
+    """The rows of ``QUESTIONS`` of every module of this package, by claim."""
+    package = import_module(__package__)
+    rows = [
+        row
+        for module in iter_modules(package.__path__, f"{__package__}.")
+        for row in getattr(import_module(module.name), "QUESTIONS", ())
+    ]
+    found = {row.claim: row for row in rows}
+    if len(found) < len(rows):
+        raise BadArgument("QUESTIONS", [row.claim for row in rows], "each claim in one row of one module")
+    return found
+
+
+def find_question_of_claim(claim: str) -> Question[Any]:
+    """The question that decides ``claim``: a row of this package, or ``QUESTION`` of an extension's module.
+
+    >>> find_question_of_claim("EAD-H1").about
+    'names'
+
+    Raises:
+        BadArgument: no row or extension for this claim.
+    """
+    place = added_part_import_paths("questions").get(claim)
+    if place is None:
+        if claim not in _own_questions():
+            raise BadArgument(
+                "claim", claim, "a row of QUESTIONS of a module of pytest_emad.claims", "see docs/own-claim.md"
+            )
+        return _own_questions()[claim]
+    try:
+        question: Question[Any] = import_module(place).QUESTION
+    except (ModuleNotFoundError, AttributeError) as error:
+        expected = f"a row whose question is QUESTION of {place}"
+        raise BadArgument("claim", claim, expected, f"{error}; see docs/own-claim.md") from error
+    return question
+
+
+def find_questions_by_claim(register: Mapping[str, Claim]) -> dict[str, Question[Any]]:
+    """Claim id → question, in the register's order. Raises BadArgument as ``find_question_of_claim``."""
+    return {claim: find_question_of_claim(claim) for claim in register}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Plan of one run: the register in force, additional gating rows, and the number of models.
+
+    It caches every answer for the lifetime of the evidence, so that a claim is decided once.
+    """
+
+    register: Mapping[str, Claim]
+    study: Study
+    gate_claims: frozenset[str] = frozenset()
+    models: int = 1
+    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | str]] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
+    )
+
+    def is_gating(self, claim: str) -> bool:
+        """Whether a falsified row fails the run."""
+        return self.register[claim].is_gating(self.gate_claims)
+
+    def should_ask(self, claim: str, *, pair_named: bool = False) -> bool:
+        """Whether the run includes the row by default: by budget, as a gate, or because it judges the user's exit.
+
+        ``pair_named``: whether a user named a pair, which includes the rows about pairs.
+        """
+        question = find_question_of_claim(claim)
+        named = pair_named and question.about == "pair"
+        brought = self.study.exit is not None and claim.startswith(EXIT_PREFIX)
+        return named or brought or self.is_gating(claim) or question.is_within_budget(self.study.budget)
+
+    def make_context(self, claim: str, model: str, layers: int) -> ClaimContext:
+        """The context to decide ``claim`` on a model of ``layers`` layers; its generator starts at the seed."""
+        rng = np.random.default_rng(self.study.seed)
+        needed = partial(self._needed, claim, layers), partial(self._needed_row, claim)
+        return ClaimContext(self.register[claim], model, rng, self.count_other_legs(claim, layers), *needed)
+
+    def answer_claim(
+        self, claim: str, evidence: ModelOrPairMeasurements, layers: int, question: Question[Any] | None = None
+    ) -> Answer:
+        """The answer of ``claim``, decided now unless another claim needed it before.
+
+        Args:
+            question: replaces the registered one, for a suite that draws its own evidence.
+
+        Raises:
+            AuditRefutedError: an audit refutes the evidence.
+        """
+        asks = question or find_question_of_claim(claim)
+        once = replace(asks, answer=partial(self._decided, asks))
+        return answer_question(once, evidence, self.make_context(claim, evidence.name, layers))
+
+    def _decided(self, question: Question[Any], evidence: ModelOrPairMeasurements, asked: ClaimContext) -> Answer:
+        """The run's cached answer, else a new one. Raises Unsupported again if the decoder declined."""
+        outcomes = self._outcomes.setdefault(evidence, {})
+        if question.claim not in outcomes:
+            try:
+                outcomes[question.claim] = question.answer(evidence, asked)
+            except Unsupported as refusal:
+                outcomes[question.claim] = str(refusal)  # the error itself refers to frames, and so to the evidence
+        outcome = outcomes[question.claim]
+        if isinstance(outcome, str):
+            raise Unsupported(outcome)
+        return outcome
+
+    def _needed(self, by: str, layers: int, claim: str, evidence: ModelOrPairMeasurements) -> Verdict:
+        self._require_need(by, claim)
+        return self._decided(
+            find_question_of_claim(claim), evidence, self.make_context(claim, evidence.name, layers)
+        ).verdict
+
+    def _needed_row(self, by: str, claim: str) -> Claim:
+        self._require_need(by, claim)
+        return self.register[claim]
+
+    def _require_need(self, by: str, claim: str) -> None:
+        if claim not in find_question_of_claim(by).needs:
+            raise BadArgument("claim", claim, f"one that {by} needs", f"name it in needs of the question of {by}")
+
+    def count_other_legs(self, claim: str, layers: int) -> int:
+        """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.
+
+        Args:
+            layers: of the model under test; assumed for the other models of the run.
+        """
+        if not self.is_gating(claim):
+            return 0
+        gating = [find_question_of_claim(name) for name in self.register if self.is_gating(name)]
+        family = sum(question.legs(self.study, layers) * self._decisions_per_run(question) for question in gating)
+        return family - find_question_of_claim(claim).legs(self.study, layers)
+
+    def _decisions_per_run(self, question: Question[object]) -> int:  # type: ignore[type-var]  # any evidence
+        """How often a run decides a row: once for a pair, else once per model."""
+        return self.models if question.about == "model" else 1
+
+
+# ---------------------------------------------------------------- premises that several claims share
+
+
+def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` without trained causal weights, or if replay does not predict the decoder; else None."""
+    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
+        return asked.not_applicable(reason)
+    return None
+
+
+def is_point_quality_unfalsified(verdict: Verdict, point: str) -> bool:
+    """Whether a verdict of ``decide_quality`` judged the point of this name and falsified none of its legs."""
+    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
+
+
+def make_model_question(
+    claim: str,
+    gather: Callable[[ModelMeasurements], Any],
+    decide: Callable[[Any, ClaimContext], Verdict],
+    *,
+    premise: Callable[[ModelMeasurements, ClaimContext], Verdict | None] = make_unmet_quality_verdict,
+    attach: Callable[[ModelMeasurements], Attachments] = lambda evidence: Attachments(),
+    **options: Any,
+) -> Question[ModelMeasurements]:
+    """Make a question about one model: ``decide`` judges the result of ``gather`` if ``premise`` returns None.
+
+    ``premise``: the verdict if a premise is unmet. ``attach``: attachments of the verdict. ``options``: of
+    ``Question``.
+    """
+
+    def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
+        if absent := premise(evidence, asked):
+            return Answer(absent, evidence.corpus, evidence.fingerprint)
+        verdict = decide(gather(evidence), asked)
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, attach(evidence))
+
+    return Question(claim, "model", answer, decide=decide, **options)
+
+
+def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
+    """Reason why the decoder under test prevents judging quality; empty if none, or if the weights have no quality."""
+    return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
+
+
+def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` for an encoder-decoder, which does not continue plain documents; else None."""
+    from pytest_emad.measurements.model_under_test import ENCODER_DECODER_REFUSAL  # imports torch, so only on demand
+
+    return asked.not_applicable(ENCODER_DECODER_REFUSAL) if evidence.subject.is_seq2seq else None
+
+
+def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
+    """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
+    if reason := evidence.subject.quality_unavailable_reason:
+        return asked.not_applicable(reason)
+    return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
+
+
+def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
+    """The answer if no exit can be judged, or the decoder under test refuses it; else None."""
+    verdict, refused = make_unmet_learned_exit_verdict(evidence, asked), ""
+    if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
+        verdict = asked.not_applicable(refused)
+    return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
+
+
+def add_flop_evidence_grade_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
+    """``verdict`` with a last leg about the evidence for its FLOPs; unchanged without measured legs."""
+    if verdict.verdict in ("not applicable", "unmeasured"):
+        return verdict
+    finding = witnessed.finding
+    leg = build_measured_count_leg(
+        f"evidence: {witnessed.evidence_grade}", finding.n, finding.n, "looked at", finding.detail
+    )
+    return replace(verdict, legs=(*verdict.legs, leg))

@@ -1,0 +1,212 @@
+"""Claims about inference engines (ENG-1 to ENG-7): same model, batch invariance, repeatability, stated precision,
+accepted drafts, sampling, and stated speed.
+
+Every request is at full depth, and the reference is the folder's own model. The rows apply to any decoder that answers
+plain requests; ENG-1 and ENG-4 need log-probabilities (``protocol.TokenLogProbs``).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+
+from pytest_emad.audit.tolerances import UNIT_ROUNDOFF
+from pytest_emad.claims.base import ClaimContext, make_model_question, make_unmet_causal_lm_verdict
+from pytest_emad.measurements.engine import (
+    HEAD,
+    TAIL,
+    AcceptanceEvidence,
+    DistributionEvidence,
+    PartedRows,
+    SamplingEvidence,
+)
+from pytest_emad.measurements.stated_rule import OwnRuleSpeedupEvidence
+from pytest_emad.statistics.legs import (
+    LEVEL,
+    Side,
+    build_leg_test,
+    build_measured_count_leg,
+    build_measured_estimate_leg,
+    unmeasured_leg,
+    verdict_from_errors_and_tolerance,
+)
+from pytest_emad.statistics.rates import estimate_perplexity_rise, mean_rate
+from pytest_emad.statistics.speedup import estimate_total_speedup
+from pytest_emad.statistics.units import ByPair
+from pytest_emad.statistics.verdicts import Leg, Verdict
+
+AGREEMENT = "top-1 agreement"
+POSITIONS = 8  # most drafted positions of a record
+SAMPLING_LEGS = 14
+
+
+def compute_divergence_bound(found: DistributionEvidence) -> float:
+    """Largest mean KL of the stated precision, nats: twice that of the folder's model in it, plus rounding."""
+    twin = found.twins.get(found.dtype)
+    return found.noise + (0.0 if twin is None else 2 * twin[0])
+
+
+def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-1: mean KL of the reference's next-token distribution from the engine's, and the rise of perplexity.
+
+    The second allows for ruined documents outside the sample (``statistics.rates.estimate_perplexity_rise``), which
+    would diverge too; so the first allows only for skew. Top-1 agreement is attached.
+    """
+    bound, rise = compute_divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
+    divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
+    loss = found.loss, found.own_loss, found.positions
+    perplexity = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    tests = [
+        asked.make_leg_test(f"KL at {found.dtype}", divergence, "above", bound),
+        asked.make_leg_test("perplexity of emitted tokens", perplexity, "above", rise),
+    ]
+    agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
+    return asked.decide_tests(tests, [build_measured_estimate_leg(AGREEMENT, agreement)])
+
+
+def decide_rows_match_reference(found: PartedRows, asked: ClaimContext) -> Verdict:
+    """ENG-2 (up to ties) and ENG-3 (without ties): one row that differs from its reference falsifies."""
+    return verdict_from_errors_and_tolerance(
+        asked.claim, asked.model, {name: rows.astype(float) for name, rows in found.items()}, 0
+    )
+
+
+def decide_stated_precision(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-4: the mean error of log-probabilities against the middle between the stated and the next coarser precision.
+
+    The folder's model runs in the coarser one; its error, scaled by the ratio of roundings, gives the stated one's.
+    """
+    coarser = [name for name in found.twins if UNIT_ROUNDOFF[name] > UNIT_ROUNDOFF[found.dtype]]
+    if not coarser:
+        return asked.not_applicable(f"no dtype coarser than {found.dtype} can be run here")
+    error = found.twins[coarser[0]][1]
+    middle = error * math.sqrt(UNIT_ROUNDOFF[found.dtype] / UNIT_ROUNDOFF[coarser[0]])
+    estimate = mean_rate(found.error, found.positions, threshold=middle, rng=asked.rng, unit="nats", worst=0.0)
+    legs = {f"{found.dtype}, not {coarser[0]}": estimate}
+    beside = [build_measured_count_leg(f"error of {coarser[0]}", error, len(found.error), "nats")]
+    return asked.judge_against_threshold(legs, "above", middle, beside)
+
+
+def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-5: whether drafted tokens are accepted as often as on record.
+
+    One leg for each position on record (thresholds ``acceptance_1`` …): the share of drafts that accepted it, against
+    the record minus ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
+    positions are listed; without a record only these.
+    """
+    slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
+    total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
+    length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
+    beside, tests = [build_measured_estimate_leg("acceptance length", length)], []
+    for at in range(POSITIONS):
+        recorded = asked.claim.thresholds[f"acceptance_{at + 1}"]
+        accepted = found.accepted[at] if at < len(found.accepted) else zeros
+        name, least = f"drafted position {at + 1}", recorded - slack
+        rate = mean_rate(accepted, found.drafts, threshold=least, rng=asked.rng, unit="share")
+        if recorded:
+            tests.append(asked.make_leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least))
+        elif at < len(found.accepted):
+            beside.append(build_measured_estimate_leg(name, rate))
+    return asked.decide_tests(tests, beside)
+
+
+def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-6: whether tokens are drawn from softmax(logits / T), head and tail, anew for each seed and row.
+
+    At each temperature the likeliest half of the probability and the least likely tenth are drawn with these
+    frequencies, up to a relative ``effect`` on either side. Of two draws of one prompt, under two seeds or in two rows
+    of a request, at most a share ``copied`` repeats the first token beyond chance. All legs share Holm's correction.
+    """
+    effect, copied, tests = asked.claim.thresholds["effect"], asked.claim.thresholds["copied"], []
+    parts = (("likeliest half", HEAD, found.head), (f"least likely {TAIL:.0%}", TAIL, found.tail))
+    for part, share, counts in parts:
+        for temperature, count in counts.items():
+            sides: tuple[tuple[str, Side, float], ...]
+            sides = ("often", "above", share * (1 + effect)), ("rarely", "below", share * (1 - effect))
+            for how, bad, limit in sides:
+                rate = mean_rate(count, found.tokens, threshold=limit, rng=asked.rng, unit="share")
+                name = f"{part} at temperature {temperature:g}, too {how}"
+                tests.append(asked.make_leg_test(name, rate, bad, limit))
+    closed = []
+    for name, shares in found.repeats.items():
+        if not len(shares):
+            closed.append(unmeasured_leg(f"two {name}", "the first token of each prompt is certain"))
+            continue
+        ones = shares.with_values(np.ones(len(shares)))
+        repeated = mean_rate(shares, ones, threshold=copied, rng=asked.rng, unit="share")
+        tests.append(asked.make_leg_test(f"two {name} draw the same", repeated, "above", copied))
+    return asked.decide_tests(tests, closed)
+
+
+def decide_stated_saving_and_speedup(found: OwnRuleSpeedupEvidence, asked: ClaimContext) -> Verdict:
+    """ENG-7: a leg for each stated number, measured against it minus ``slack``, and one for the rise of perplexity.
+
+    A speed-up that the executed blocks do not explain is no result: full depth was slowed, or other work omitted. If no
+    block was observed, a full depth slower than the model's own ``generate`` leaves the row open. The row does not
+    apply to a decoder that states neither number.
+    """
+    stated, slack = found.stated, asked.claim.thresholds["slack"]
+    rise = asked.claim.thresholds["perplexity_rise"]
+    if stated.speedup is None and stated.saved_blocks is None:
+        return asked.not_applicable(f"{stated.name!r} states neither a saving nor a speed-up")
+    tests, beside = [], []
+    if stated.speedup is not None:
+        least = stated.speedup * (1 - slack)
+        faster = estimate_total_speedup(found.full_s, found.rule_s, threshold=least)
+        tests.append(asked.make_leg_test(f"speed-up, {stated.speedup:g}× stated", faster, "below", least))
+        if found.explained is not None:
+            beyond = estimate_total_speedup(found.full_s, found.rule_s, threshold=found.explained)
+            tests.append(asked.make_leg_test("speed-up beyond what blocks explain", beyond, "above", found.explained))
+        elif found.generate_s is not None:
+            beside += _slow_full_depth(found.full_s, found.generate_s)
+    if stated.saved_blocks is not None:
+        name, least = f"blocks saved, {stated.saved_blocks:.0%} stated", stated.saved_blocks - slack
+        if found.skipped is None or found.blocks is None:
+            beside.append(unmeasured_leg(name, "the engine runs no module that it was lent: only its time is measured"))
+        else:
+            saved = mean_rate(found.skipped, found.blocks, threshold=least, rng=asked.rng, unit="share")
+            tests.append(build_leg_test(name, saved, "below", least, {"documents": asked.claim.minimum["documents"]}))
+    loss = found.loss, found.full_loss, found.tokens
+    risen = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
+    tests.append(asked.make_leg_test("perplexity of emitted tokens", risen, "above", rise))
+    return asked.decide_tests(tests, beside)
+
+
+def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
+    """An unmeasured leg if full depth is shown slower than the model's own ``generate``; else none."""
+    ratio = estimate_total_speedup(ByPair(full_s.values[: len(generate_s)]), generate_s, threshold=1.0)
+    if ratio.p_above > LEVEL:
+        return []
+    reason = (
+        f"full depth takes {ratio.value:.2f} × the time of the model's own generate and may have been slowed; run the "
+        "blocks of request.model.load(), which are counted, or a full depth as fast as generate"
+    )
+    return [unmeasured_leg("a full depth that was not slowed", reason)]
+
+
+_engine_row = partial(make_model_question, premise=make_unmet_causal_lm_verdict, budget="full")
+
+QUESTIONS = (
+    _engine_row("ENG-1", lambda of: of.engine_answers.distributions, decide_same_model, legs=lambda study, layers: 2),
+    _engine_row("ENG-2", lambda of: of.engine_answers.batch_invariance, decide_rows_match_reference),
+    _engine_row("ENG-3", lambda of: of.engine_answers.repeatability, decide_rows_match_reference),
+    _engine_row(
+        "ENG-4", lambda of: of.engine_answers.distributions, decide_stated_precision, legs=lambda study, layers: 1
+    ),
+    _engine_row(
+        "ENG-5", lambda of: of.engine_answers.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS
+    ),
+    _engine_row(
+        "ENG-6", lambda of: of.engine_answers.sampling, decide_sampling, legs=lambda study, layers: SAMPLING_LEGS
+    ),
+    _engine_row(
+        "ENG-7",
+        lambda of: of.own_rule_evidence,
+        decide_stated_saving_and_speedup,
+        legs=lambda study, layers: 4,
+        measures=True,
+        suite="cost",
+    ),
+)

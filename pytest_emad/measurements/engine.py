@@ -1,0 +1,418 @@
+"""Plain requests to the decoder under test, as users of inference engines send them (claims ENG-1 to ENG-6).
+
+Every request is at full depth. ``EngineAnswers`` sends prompts from evaluation documents: with log-probabilities, alone
+and together with other rows, repeatedly, token by token, sampled, and with counters of accepted drafts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.special import log_softmax
+
+from emad_ref.decoding.partner import Partner
+from emad_ref.decoding.self_speculation import drafting_point, self_speculate
+from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
+from emad_ref.models.loading import copy_in_dtype
+from emad_ref.probes.signal_values import to_numpy_float64
+from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
+from emad_ref.record import Floats, Ints
+from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.audit.log_probs import generate_greedy_log_probs, log_probs_malformed_reason, truncated_divergence
+from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order
+from pytest_emad.audit.token_comparison import check_same_tokens
+from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF
+from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.statistics.units import ByDocument
+
+PROMPT, NEW, TOP = 48, 16, 5  # most tokens of a prompt, new tokens, requested likeliest tokens
+ROWS = 8  # of a request
+SIZES = (1, 3, 8, 16)  # rows of requests for log-probabilities, in turn
+DOCUMENTS = 800  # least documents: against a rise of 0.5 % no row survives with fewer than 600
+TWIN_DOCUMENTS = 30  # documents for runs in other precisions
+REPORTED = 2.0**-22  # nats: largest mean error of log-probabilities written as float32
+COMPANY = tuple(range(1, 16))  # numbers of other rows in a request, since engines pad batches to their own sizes
+REPEATED = 16  # rows with compared tokens
+TEMPERATURES = (0.5, 1.0, 2.0)  # the hottest last; engines may treat 1 as a special setting
+DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # sampled documents, those of a request, and seeds for each
+HEAD, TAIL = 0.5, 0.1  # probability mass of the likeliest tokens, and of the least likely ones
+LEAST_OPEN = 0.5  # least chance that two draws differ; a more certain first token shows little
+SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of self-speculative drafts; new tokens
+
+
+@dataclass(frozen=True)
+class DistributionEvidence:
+    """Log-probabilities of new tokens, by document: engine against the judge's model.
+
+    ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest tokens, summed, nats. ``loss``,
+    ``own_loss``: −log p of the emitted tokens, by the engine and the judge's model. ``agreeing``: tokens with equal
+    top-1. ``positions`` [documents]. ``dtype``: the engine's stated precision. ``twins``: dtype → (mean KL, mean error)
+    of the same folder's model in it. ``noise``: KL that rounding of the stated precision explains without a twin.
+    """
+
+    divergence: ByDocument
+    error: ByDocument
+    loss: ByDocument
+    own_loss: ByDocument
+    agreeing: ByDocument
+    positions: ByDocument
+    dtype: str
+    twins: Mapping[str, tuple[float, float]]
+    noise: float
+
+
+PartedRows = Mapping[str, Ints]  # request → [rows] 1 if a row got other tokens without an excusing tie, else 0
+
+
+@dataclass(frozen=True)
+class SamplingEvidence:
+    """Tokens drawn at each of ``TEMPERATURES``, by document.
+
+    ``head``, ``tail``: temperature → tokens drawn from the likeliest half of the probability and the least likely
+    tenth, of ``tokens`` [documents]. ``repeats``: difference between two draws of one prompt → share that repeats the
+    first token beyond chance, in documents with an uncertain first token: 0 on average, 1 if all repeat it.
+    """
+
+    head: Mapping[float, ByDocument]
+    tail: Mapping[float, ByDocument]
+    tokens: ByDocument
+    repeats: Mapping[str, ByDocument]
+
+
+@dataclass(frozen=True)
+class AcceptanceEvidence:
+    """``drafts`` [documents]: verifications. ``accepted``: those that accepted each drafted position."""
+
+    drafts: ByDocument
+    accepted: Sequence[ByDocument]
+
+
+class EngineAnswers:
+    """Answers of the decoder under test to plain requests about at least ``documents`` evaluation documents."""
+
+    def __init__(self, subject: ModelUnderTest, documents: int = DOCUMENTS):
+        self._subject, self._documents = subject, documents
+
+    @property
+    def stated_dtype(self) -> str:
+        """The decoder's stated precision: ``--emad-decoder-dtype``, else the judge's."""
+        return self._subject.study.decoder_dtype or self._subject.dtype
+
+    @cached_property
+    def _prompts(self) -> list[Prompt]:
+        return self._subject.make_opening_prompts(self._documents, min(PROMPT, self._subject.window_size - NEW))
+
+    @cached_property
+    def _varied(self) -> list[Prompt]:
+        """Prompts, every third as long as its document."""
+        both = zip(self._prompts, self._longer, strict=True)
+        return [long if at % 3 == 2 else short for at, (short, long) in enumerate(both)]
+
+    @cached_property
+    def _longer(self) -> list[Prompt]:
+        """``_prompts``, each as long as its document, within the positions that audits reach."""
+        return self._subject.make_opening_prompts(self._documents, self._subject.audited_window_size - NEW)
+
+    @cached_property
+    def distributions(self) -> DistributionEvidence:
+        """Log-probabilities against the judge's model (ENG-1, ENG-4). Raises Unsupported without log-probabilities."""
+        subject = self._subject
+        shown: list[TokenLogProbs] = []
+        with subject.open_decoder(subject.full_depth_point, max_rows=max(SIZES)) as decoder:
+            for rows in itertools.cycle(SIZES):
+                if not (batch := self._varied[len(shown) : len(shown) + rows]):
+                    break
+                shown += self._read_log_probs(decoder, batch)
+        expected = [self._expected(prompt, row) for prompt, row in zip(self._varied, shown, strict=True)]
+        columns = np.array([_compare(row, own) for row, own in zip(shown, expected, strict=True)]).T
+        divergence, error, loss, own_loss, agreeing = map(ByDocument.from_whole_documents, columns)
+        positions = ByDocument.from_whole_documents(np.full(len(shown), NEW))
+        tolerance = subject.tolerance
+        return DistributionEvidence(
+            divergence, error, loss, own_loss, agreeing, positions, self.stated_dtype,
+            {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.stated_dtype)},
+            tolerance**2 / 2 + REPORTED,
+        )  # fmt: skip
+
+    def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
+        """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
+        found = generate_greedy_log_probs(decoder, prompts, NEW, TOP)
+        faults = [log_probs_malformed_reason(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
+        if len(found) != len(prompts):
+            faults.append(f"{len(found)} rows for {len(prompts)} prompts")
+        if fault := next(filter(None, faults), None):
+            raise AuditRefutedError(f"log-probabilities: {fault}")
+        return found
+
+    def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
+        """Log-probabilities [m, V] by the judge's model."""
+        history = np.concatenate([prompt.tokens, row.tokens[:-1]])
+        expected: Floats = log_softmax(self._subject.reference_lens(history).last_layer[-len(row.tokens) :], axis=-1)
+        return expected
+
+    @torch.inference_mode()
+    def _twin(self, dtype: str, shown: Sequence[TokenLogProbs], expected: Sequence[Floats]) -> tuple[float, float]:
+        """Mean KL and mean |Δ log p| of the folder's model in ``dtype``, on some of the same tokens."""
+        model = copy_in_dtype(self._subject.loaded.model, getattr(torch, dtype))
+        found = []
+        for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
+            history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
+            logits = to_numpy_float64(
+                model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double()
+            )
+            log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
+            found.append(_compare(TokenLogProbs(row.tokens, row.ids, log_p), own)[:2])
+        divergence, error = np.mean(found, axis=0) / NEW
+        return float(divergence), float(error)
+
+    @cached_property
+    def batch_invariance(self) -> PartedRows:
+        """Compare rows alone with the same rows in larger requests, reordered, and token by token (ENG-2)."""
+        subject, prompts = self._subject, self._ragged
+        with subject.open_decoder(subject.full_depth_point, max_rows=max(COMPANY) + 1) as decoder:
+
+            def tokens(rows: Sequence[Prompt], new: int = NEW) -> list[Ints]:
+                return [np.asarray(each) for each in decoder.generate(rows, new, frozenset()).emitted]
+
+            alone = [tokens([prompt])[0] for prompt in prompts]
+            beside = {
+                f"beside {others}": [
+                    each
+                    for start in range(0, len(prompts), others + 1)
+                    for each in tokens(prompts[start : start + others + 1])
+                ]
+                for others in COMPANY
+            }
+            backwards = tokens(prompts[::-1])[::-1]
+            stepwise = [self._stepwise(prompt, row, tokens) for prompt, row in zip(prompts, alone, strict=True)]
+            noise = decoder.capabilities.logit_noise
+        runs = beside | {"reordered": backwards, "one token at a time": stepwise}
+        return {name: self._parted(prompts, run, alone, noise) for name, run in runs.items()}
+
+    @staticmethod
+    def _stepwise(prompt: Prompt, row: Ints, tokens: Callable[[Sequence[Prompt], int], list[Ints]]) -> Ints:
+        """Request the last of ``row``'s tokens one by one, each after a prompt with all previous ones."""
+        fed = [np.concatenate([prompt.tokens, row[:at]]) for at in range(len(row))]
+        return np.array([tokens([Prompt(each)], 1)[0][0] for each in fed])
+
+    @cached_property
+    def repeatability(self) -> PartedRows:
+        """Repeat the same requests immediately, alone, after other requests, and sampled under one seed (ENG-3)."""
+        subject, prompts = self._subject, self._ragged
+        with subject.open_decoder(subject.full_depth_point, max_rows=len(prompts)) as decoder:
+
+            def together() -> list[Ints]:
+                return decoder.generate(prompts, NEW, frozenset()).emitted
+
+            def alone(rows: Sequence[Prompt]) -> list[Ints]:
+                return [decoder.generate([prompt], NEW, frozenset()).emitted[0] for prompt in rows]
+
+            first, again, one_by_one = together(), together(), alone(prompts)
+            for other in self._prompts[-REPEATED:]:
+                decoder.generate([other], 2, frozenset())
+            backwards, later = alone(prompts[::-1]), together()  # other distances between requests per row
+        runs = {"again": again, "after other requests": later}
+        found = {name: _differing(run, first) for name, run in runs.items()}
+        return found | {"alone, again": _differing(backwards[::-1], one_by_one)} | self._sampled(prompts)
+
+    def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
+        """Tokens drawn twice under one seed; empty for a decoder that declines sampling."""
+        drawn = []
+        for _ in range(2):
+            try:
+                with self._subject.open_decoder(
+                    self._subject.full_depth_point, max_rows=len(prompts), temperature=1.0
+                ) as decoder:
+                    drawn.append(decoder.generate(prompts, NEW, frozenset()).emitted)
+            except Unsupported:
+                return {}
+        return {"sampled under one seed": _differing(*drawn)}
+
+    @cached_property
+    def sampling(self) -> SamplingEvidence:
+        """Sample prompts twice a request, under each of ``DRAWS`` seeds (ENG-6). Raises Unsupported if greedy only."""
+        rng = np.random.default_rng([self._subject.seed, DRAWN])
+        prompts = self._prompts[:DRAWN]
+        head, tail = {}, {}
+        for temperature in TEMPERATURES:
+            rows = [self._drawn_twice(prompts, temperature, rng) for _ in range(DRAWS)]  # [draws][documents][2]
+            placed = [
+                [pit_values_in_rank_order(row, temperature, rng) for draw in rows for row in draw[at]]
+                for at in range(len(prompts))
+            ]
+            head[temperature] = ByDocument.from_whole_documents(
+                np.array([(np.concatenate(u) < HEAD).sum() for u in placed])
+            )
+            tail[temperature] = ByDocument.from_whole_documents(
+                np.array([(np.concatenate(u) > 1 - TAIL).sum() for u in placed])
+            )
+        tokens = ByDocument.from_whole_documents(np.full(len(prompts), 2 * DRAWS * NEW))
+        return SamplingEvidence(head, tail, tokens, _repeated_draws(rows, temperature))
+
+    def _drawn_twice(
+        self, prompts: Sequence[Prompt], temperature: float, rng: np.random.Generator
+    ) -> list[list[SampledRow]]:
+        """Rows [documents][2]; each request has its own seed, so that its rows draw differently from the last one's."""
+        subject, rows = self._subject, []
+        for start in range(0, len(prompts), DRAWN_TOGETHER):
+            batch, seed = prompts[start : start + DRAWN_TOGETHER], int(rng.integers(2**30))
+            with subject.open_decoder(
+                subject.full_depth_point, max_rows=2 * len(batch), temperature=temperature, seed=seed
+            ) as decoder:
+                emitted = decoder.generate([*batch, *batch], NEW, frozenset()).emitted
+            for at, prompt in enumerate(batch):
+                rows.append([self._sampled_row(prompt, seed, np.asarray(emitted[at + n * len(batch)])) for n in (0, 1)])
+        return rows
+
+    def _sampled_row(self, prompt: Prompt, seed: int, emitted: Ints) -> SampledRow:
+        history = np.concatenate([prompt.tokens, emitted[:-1]])
+        return SampledRow(seed, 0, emitted, self._subject.reference_lens(history).last_layer[-len(emitted) :])
+
+    @cached_property
+    def acceptance(self) -> AcceptanceEvidence:
+        """Counters of the decoder, else of self-speculation at half of its layers (ENG-5). Raises Unsupported."""
+        prompts = self._prompts[:SPECULATED]
+        with self._subject.open_decoder(self._subject.full_depth_point) as decoder:
+            counters = getattr(decoder, "draft_counts", None)
+            rows = [] if counters is None else self._counted_drafts(decoder, counters, prompts)
+        rows = rows or self._own_drafts(prompts)
+        longest = max(len(accepted) for _, accepted in rows)
+        table = np.array([[drafts, *accepted, *[0] * (longest - len(accepted))] for drafts, accepted in rows])
+        table = table[table[:, 0] > 0]
+        if not len(table):
+            raise Unsupported("the decoder verified no draft")
+        drafts, *accepted = map(ByDocument.from_whole_documents, table.T)
+        return AcceptanceEvidence(drafts, accepted)
+
+    @staticmethod
+    def _counted_drafts(
+        decoder: Decoder, counters: Callable[[], DraftCounts], prompts: Sequence[Prompt]
+    ) -> list[tuple[int, list[int]]]:
+        """Rise of the counters in each request. Raises AuditRefutedError if it exceeds the number of tokens."""
+        rows, new, before = [], 0, counters()
+        first = before
+        for prompt in prompts:
+            new += len(decoder.generate([prompt], ACCEPTANCE_NEW, frozenset()).emitted[0])
+            after = counters()
+            rows.append((after.drafts - before.drafts, _risen(before, after).tolist()))
+            before = after
+        # totals only, since a server may count the end of one request during the next
+        _require_possible(before.drafts - first.drafts, _risen(first, before), new, len(prompts))
+        return rows
+
+    def _own_drafts(self, prompts: Sequence[Prompt]) -> list[tuple[int, list[int]]]:
+        """Self-speculation over the decoder's sessions, after half of its layers."""
+        subject, layers = self._subject, self._subject.stepper.layers
+        point, rows = drafting_point(layers), []
+        with subject.open_decoder(point, max_rows=ROWS) as decoder:
+            for start in range(0, len(prompts), ROWS):
+                batch = prompts[start : start + ROWS]
+                found = self_speculate(Partner(decoder, point), layers // 2, batch, ACCEPTANCE_NEW, k=DRAFTED)
+                rows += _accepted_by_position(found, len(batch))
+        return rows
+
+    @cached_property
+    def _ragged(self) -> list[Prompt]:
+        """Rows of different lengths, from one token on; every fourth is as long as its document."""
+        return [
+            prompt if row % 4 == 3 else Prompt(prompt.tokens[: 1 + 3 * row])
+            for row, prompt in enumerate(self._longer[:REPEATED])
+        ]
+
+    def _parted(self, prompts: Sequence[Prompt], run: Sequence[Ints], alone: Sequence[Ints], noise: float) -> Ints:
+        """[rows] 1 if tokens differ without an excusing tie."""
+        given = self._subject.reference_lens, self._subject.tolerance
+        rows = zip(prompts, run, alone, strict=True)
+        found = [
+            check_same_tokens(*given, [prompt], [one.tolist()], [other.tolist()], declared=noise, most_ties=1.0).passed
+            for prompt, one, other in rows
+        ]
+        return np.array([passed is False for passed in found], dtype=np.int64)
+
+
+def _risen(before: DraftCounts, after: DraftCounts) -> Ints:
+    risen = np.asarray(after.accepted).copy()
+    risen[: len(before.accepted)] -= before.accepted
+    return risen
+
+
+def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> None:
+    """Require that ``drafts`` verifications may have accepted each position ``accepted`` times in ``new`` tokens.
+
+    A verification gives one token besides those that it accepts. The last one of a request may give more tokens than
+    requested.
+    """
+    counts, given = [drafts, *accepted.tolist(), 0], drafts + int(accepted.sum())
+    fault = ""
+    if counts != sorted(counts, reverse=True):
+        fault = "where each position may be accepted at most as often as the one before it"
+    elif given > new + requests * len(accepted):
+        fault = f"which give {given} tokens where the requests got {new}"
+    if fault:
+        raise AuditRefutedError(
+            f"counters rise by {drafts} drafts that accept {accepted.tolist()} by position, {fault}"
+        )
+
+
+def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:
+    """[rows] 1 if tokens differ, without excuse, since the same request has the same sums."""
+    return np.array([not np.array_equal(one, other) for one, other in zip(run, first, strict=True)], dtype=np.int64)
+
+
+def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
+    """(KL and |Δ log p| summed over a row; loss by the engine and the judge's model; tokens with equal top-1)."""
+    known = np.take_along_axis(own, row.ids, axis=-1)
+    places = row.ids == row.tokens[:, None]
+    return (
+        float(truncated_divergence(known, row.log_probs).sum()),
+        float(np.abs(known - row.log_probs).mean(axis=-1).sum()),
+        -float(row.log_probs[places].sum()),
+        -float(known[places].sum()),
+        float((row.ids[:, 0] == own.argmax(axis=-1)).sum()),
+    )
+
+
+def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature: float) -> dict[str, ByDocument]:
+    """``SamplingEvidence.repeats`` of ``rows`` [draws][documents][2], from the hottest temperature."""
+    one, other = rows
+    pairs = {
+        "seeds": [(a[n], b[n]) for n in (0, 1) for a, b in zip(one, other, strict=True)],
+        "rows of a request": [(row[0], row[1]) for draw in rows for row in draw],
+    }
+    chance = np.array([(row[0].all_and_own_probabilities(temperature)[0][0] ** 2).sum() for row in one])
+    shares = {}
+    for name, both in pairs.items():
+        equal = np.array([a.emitted[0] == b.emitted[0] for a, b in both]).reshape(2, -1).mean(axis=0)
+        shares[name] = ByDocument.from_whole_documents(((equal - chance) / (1 - chance))[1 - chance > LEAST_OPEN])
+    return shares
+
+
+def _accepted_by_position(found: SpeculationResult, rows: int) -> list[tuple[int, list[int]]]:
+    """(Rounds with drafts, rounds that accepted each position) of each row.
+
+    After a refusal only unreached drafts are of the same round; after a round without refusal a position is skipped.
+    """
+    counts = [(0, [0] * DRAFTED) for _ in range(rows)]
+    at, before = 0, (-1, -1, ACCEPTED)  # sequence, position, verdict
+    for one in zip(found.drafts.sequence, found.drafts.position, found.drafts.verdict, strict=True):
+        sequence, position, verdict = map(int, one)
+        follows = (sequence, position) == (before[0], before[1] + 1)
+        at = at + 1 if follows and (before[2] == ACCEPTED or verdict == UNREACHED) else 0
+        drafts, accepted = counts[sequence]
+        accepted[at] += verdict == ACCEPTED
+        counts[sequence] = drafts + (at == 0), accepted
+        before = sequence, position, verdict
+    return counts
+
+
+def _twin_dtypes(dtype: str) -> Iterator[str]:
+    """``dtype`` unless it is the judge's, and the next coarser one."""
+    ordered = sorted(DTYPES, key=UNIT_ROUNDOFF.__getitem__)
+    at = ordered.index(dtype)
+    yield from ([dtype] if dtype in ("float16", "bfloat16") else [])
+    yield from ordered[at + 1 : at + 2] if dtype != "float64" else ["float16"]

@@ -1,0 +1,84 @@
+"""Hypothesis settings of the suites' properties.
+
+A user's profile may set more examples, longer programs or more output. It cannot weaken a gate: the suites' properties
+ignore fewer examples than the budget has, missing phases and deadlines. This module imports Hypothesis, so only runs of
+the suites import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, Phase, settings
+
+from emad_ref.protocol import Unsupported
+from pytest_emad.measurements.study import Budget
+
+PROFILE = "emad"
+BUILT_IN = ("default", "ci")  # profiles that Hypothesis loads itself
+STEPS = 50  # Hypothesis's own default of operations per program of a state machine
+
+
+def property_test_settings(budget: Budget, steps: int = STEPS) -> settings:
+    """At least ``budget.examples`` examples in every phase, no limit of time, derandomised, no database.
+
+    ``steps``: operations per program of a state machine.
+    """
+    user = settings()  # the profile in force
+    chosen = settings.get_current_profile_name() not in (*BUILT_IN, PROFILE)
+    return settings(
+        max_examples=max(budget.examples, user.max_examples if chosen else 0),
+        stateful_step_count=max(steps, user.stateful_step_count if chosen else 0),
+        phases=tuple(Phase),
+        deadline=None,  # a slow machine is not a decoder's bug
+        suppress_health_check=tuple({*user.suppress_health_check, HealthCheck.too_slow}),
+        derandomize=True,
+        database=None,
+        print_blob=True,
+    )
+
+
+class DecoderDeclined(BaseException):
+    """Carries a decoder's ``refusal`` through Hypothesis, which handles only ``Exception``.
+
+    Hypothesis would shrink an ``Exception`` as a counterexample and make the decoder decline again and again.
+    """
+
+    def __init__(self, refusal: Unsupported):
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+@contextmanager
+def stop_search_on_refusal() -> Iterator[None]:
+    """Wrap one step of a property: a refusal of the decoder ends all examples."""
+    try:
+        yield
+    except Unsupported as refusal:
+        raise DecoderDeclined(refusal) from refusal
+
+
+@contextmanager
+def reraise_refusal() -> Iterator[None]:
+    """Wrap the whole property. Raises Unsupported if the decoder declined a step."""
+    try:
+        yield
+    except DecoderDeclined as declined:
+        raise declined.refusal from None
+
+
+def describe_weaker_profile(budget: Budget) -> str | None:
+    """Text about weaker settings of the user's profile, which the suites ignore; None without any."""
+    user, name = settings(), settings.get_current_profile_name()
+    if name in (*BUILT_IN, PROFILE):
+        return None
+    lacking = [phase.name for phase in (Phase.explicit, Phase.generate) if phase not in user.phases]
+    found = [f"max_examples={user.max_examples}"] if user.max_examples < budget.examples else []
+    found += [f"phases without {', '.join(lacking)}"] if lacking else []
+    if not found:
+        return None
+    return (
+        f"Hypothesis profile {name!r} has {' and '.join(found)}; our suites run at least the {budget.examples} "
+        f"examples of budget {budget.name}, in every phase"
+    )

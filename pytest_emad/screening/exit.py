@@ -1,0 +1,252 @@
+"""A learned exit: all inputs of early-exit decoding besides the model, and its file.
+
+An *exit* holds the tuned lens and its gate, maps for K and V above an exit, one lossy operating point with its
+guarantee, and a setting for lossless drafting. It also holds measurements of the screening as plain JSON. Any part may
+be missing; without a lossy point the exit holds the reason. Points name lens and maps by digest; ``attach`` gives the
+tensors to the model that decodes.
+
+The file is safetensors, with the rest as JSON in its metadata:
+
+    4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_files``)
+    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.lens_files``)
+    drafting.gate [E + 1]   drafting.vocabulary int64 [k]      if drafts have a gate, or read part of the head
+    spoken.2.bias [D]   …                         of a lens for drafts, in the same form
+
+``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A faulty file raises BadExit
+before any object is built from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from emad_ref.calibration.lens_files import (
+    PAIR_NAME,
+    FittedLens,
+    lens_from_tensors,
+    lens_to_tensors,
+    state_translators_from_tensors,
+    state_translators_to_tensors,
+)
+from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
+from emad_ref.decoding.custom_generate import adaptive
+from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
+from emad_ref.models.loading import LoadedModel
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
+from emad_ref.probes.tuned_lens import StateTranslators, attach_lens, attach_translators
+from pytest_emad.remote import json_fields
+from pytest_emad.screening.drift import DocumentFeatures
+from pytest_emad.screening.guarantee import Guarantee
+
+
+@dataclass(frozen=True, eq=False)
+class Exit:
+    """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or None, and ``why_none``.
+
+    ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: setting of lossless self-speculation; None if it
+    is not clearly faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of
+    states above an exit, if ``lossy`` fills K and V with them. ``signs``: features at ``lossy`` of the documents that
+    ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens for drafts, fitted on the
+    model's own text (``fit_draft_lens``), if drafts use one.
+
+    Raises:
+        BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
+            promise about another point.
+    """
+
+    fitted: FittedLens
+    lossy: OperatingPoint | None = None
+    why_none: str = ""
+    guarantee: Guarantee | None = None
+    drafting: Drafting | None = None
+    screened: Mapping[str, Any] = field(default_factory=dict)
+    signs: DocumentFeatures | None = None
+    translators: StateTranslators | None = None
+    spoken: FittedLens | None = None
+
+    def __post_init__(self) -> None:
+        if (self.lossy is None) != bool(self.why_none):
+            expected = "a reason where there is no lossy point, and only there"
+            raise BadArgument("exit.why_none", self.why_none, expected)
+        if self.lossy is not None:
+            self._require_own(self.lossy)
+        named = None if self.guarantee is None else self.guarantee.chosen
+        if named is not None and (self.lossy is None or named != self.lossy.name):
+            lossy_name = None if self.lossy is None else self.lossy.name
+            raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
+        if self.drafting is not None:
+            self.drafting.require_fits_model(self.fitted.lens.layers)
+            self._require_lens("drafting", self.drafting.lens, self.spoken)
+
+    def _require_own(self, point: OperatingPoint) -> None:
+        if point.layers != self.fitted.lens.layers:
+            raise BadArgument("exit.lossy.layers", point.layers, f"{self.fitted.lens.layers}, the layers of its lens")
+        self._require_lens("lossy", point.lens)
+        own = None if self.translators is None else self.translators.digest
+        if point.translators not in (None, own):
+            raise BadArgument("exit.lossy.translators", point.translators, "None, or the digest of its own translators")
+
+    def _require_lens(self, part: str, digest: str | None, other: FittedLens | None = None) -> None:
+        own = {self.fitted.lens.digest} | ({other.lens.digest} if other is not None else set())
+        if digest is not None and digest not in own:
+            raise BadArgument(f"exit.{part}.lens", digest, "None, or the digest of its own lens")
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the exit's model."""
+        return self.fitted.lens.fingerprint
+
+    @property
+    def point(self) -> OperatingPoint:
+        """The lossy point, or full depth without one."""
+        return full_depth(self.fitted.lens.layers) if self.lossy is None else self.lossy
+
+    def attach(self, model: LoadedModel) -> Exit:
+        """Attach lens and translators to ``model`` for the life of its stepper; returns the exit.
+
+        Raises:
+            BadArgument: another model, dtype, number of layers or width than the exit was made for.
+        """
+        attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
+        if self.spoken is not None:
+            attach_lens(model.stepper, self.spoken.lens, model.fingerprint)
+        if self.translators is not None:
+            attach_translators(model.stepper, self.translators, model.fingerprint)
+        return self
+
+    def custom_generate(self, model: LoadedModel, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
+        """The ``custom_generate`` argument of ``model.model.generate`` that decodes at ``point``.
+
+        Raises:
+            BadArgument: as ``attach``.
+        """
+        return adaptive(self.attach(model).point, loaded=model, streamer=streamer)
+
+
+EXIT_SCHEMA = 1
+GATE_TENSOR, VOCABULARY_TENSOR, DRAFT_LENS_PREFIX = "drafting.gate", "drafting.vocabulary", "spoken."
+
+
+class BadExit(EmadError):
+    """Raised for a file that is not an exit as ``save_exit`` writes it."""
+
+
+def save_exit(path: Path, learned: Exit) -> None:
+    """Write the exit to ``path``; the file is complete or unchanged. Raises BadFile."""
+    tensors, lens = lens_to_tensors(learned.fitted)
+    about = {
+        "exit": EXIT_SCHEMA,
+        "lens": lens,
+        "lossy": None if learned.lossy is None else json_fields.point_to_json(learned.lossy),
+        "why_none": learned.why_none,
+        "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
+        "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),
+        "screened": dict(learned.screened),
+        "signs": None if learned.signs is None else learned.signs.to_json(),
+        "spoken": None if learned.spoken is None else _draft_lens_json(learned.spoken, tensors),
+    }
+    if learned.translators is not None:
+        # safetensors refuses views of one array
+        tensors |= {name: tensor.clone() for name, tensor in state_translators_to_tensors(learned.translators).items()}
+    save_tensors(path, "exit", tensors, about)
+
+
+def load_exit(path: Path | str) -> Exit:
+    """Load a learned exit.
+
+    Parameters
+    ----------
+    path : Path
+        A file of ``save_exit`` or ``emad screen``: safetensors, with JSON in its metadata.
+
+    Returns
+    -------
+    Exit
+        The exit; call its ``attach`` before decoding.
+
+    Raises
+    ------
+    BadFile
+        The file cannot be read.
+    BadExit
+        The file is no safetensors, no exit, of another schema, or holds impossible values.
+    """
+    return build_from_tensor_file(
+        path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again"
+    )
+
+
+def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
+    if not is_whole(about.get("exit")) or about["exit"] != EXIT_SCHEMA:
+        raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
+    if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
+        raise ValueError("its metadata holds values of other types")
+    window = about["screened"].get("window", 2)  # exits of earlier versions have none
+    if not is_whole(window) or window < 2:
+        raise ValueError(f"its window is {str(window)[:80]!r}, not a whole number of at least 2 tokens")
+    lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
+    mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
+    pairs = {name: tensors.pop(name) for name in list(tensors) if PAIR_NAME.fullmatch(name)}
+    draft_tensors = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DRAFT_LENS_PREFIX)}
+    fitted = lens_from_tensors(tensors, about["lens"])
+    spoken = about["spoken"]
+    model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
+    return Exit(
+        fitted,
+        None if lossy is None else json_fields.point_from_json(lossy),
+        about["why_none"],
+        None if promise is None else Guarantee.from_json(promise),
+        None if drafting is None else _parse_drafting(drafting, mine),
+        about["screened"],
+        None if about["signs"] is None else DocumentFeatures.from_json(about["signs"]),
+        state_translators_from_tensors(*model, pairs) if pairs else None,
+        None
+        if spoken is None
+        else lens_from_tensors(
+            {name.removeprefix(DRAFT_LENS_PREFIX): draft_tensors[name] for name in draft_tensors}, spoken
+        ),
+    )
+
+
+def _draft_lens_json(fitted: FittedLens, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a lens for drafts; its arrays are added to ``tensors``."""
+    lens_arrays, about = lens_to_tensors(fitted)
+    tensors |= {f"{DRAFT_LENS_PREFIX}{name}": tensor for name, tensor in lens_arrays.items()}
+    return about
+
+
+def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a drafting setting; its arrays are added to ``tensors``."""
+    if drafting.gate is not None:
+        tensors[GATE_TENSOR] = torch.tensor(drafting.gate.weights[0], dtype=torch.float64)
+    if drafting.vocabulary is not None:
+        tensors[VOCABULARY_TENSOR] = torch.from_numpy(drafting.vocabulary.copy())
+    always = drafting.threshold == math.inf
+    return {
+        "layer": drafting.layer,
+        "longest": drafting.longest,
+        "threshold": None if always else drafting.threshold,  # JSON has no infinity
+        "lens": drafting.lens,
+        "copied": drafting.copied,
+    }
+
+
+def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
+    whole = all(is_whole(about[name]) for name in ("layer", "longest", "copied"))
+    if not whole or not (about["threshold"] is None or is_number(about["threshold"])):
+        raise ValueError("its way of drafting holds values of other types")
+    gate = (
+        EntropyEstimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
+    )
+    vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None
+    threshold = math.inf if about["threshold"] is None else float(about["threshold"])
+    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])

@@ -1,0 +1,275 @@
+"""Result of a screening as plain JSON, and its recommendation: exit at one point, or leave the model alone.
+
+An exit carries the JSON; tables, pages and suites read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import torch
+
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.calibration.profile import library_versions
+from emad_ref.models.loading import LoadedModel
+from emad_ref.point import OperatingPoint
+from emad_ref.probes.tuned_lens import StateTranslators
+from emad_ref.signals import perplexity_from_nats
+from pytest_emad.screening.drafts import SelfDraftingResult
+from pytest_emad.screening.guarantee import Guarantee
+from pytest_emad.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
+from pytest_emad.screening.settings import ScreeningSettings
+from pytest_emad.screening.timing import CandidateTime
+from pytest_emad.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, TextSplits, TextTracesByReadout
+from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.sweep.oracle_savings import WORTHLESS_SAVING
+
+WORTH_SAVING = 0.05  # least lower bound of the net saving that justifies changed output
+CONFIRMATION_LEVEL = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class ScreeningResult:
+    """All results of a screening. ``decoded``: rows decoded on evaluation text.
+
+    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
+    phase → its duration; ``predicted``: of the longest phases.
+    """
+
+    model: LoadedModel
+    settings: ScreeningSettings
+    texts: TextSplits
+    fitted: FittedLens
+    evaluated: TextTracesByReadout
+    slack: list[OracleHeadroom]
+    reached: list[SelectionRow]
+    within_reach: list[SelectionRow]
+    states: StateTranslators | None
+    certified: Certification | None
+    decoded: list[SelectedPoint]
+    timed: list[CandidateTime]
+    drafts: SelfDraftingResult
+    seconds: dict[str, float]
+    predicted: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; its text, ``sentence``."""
+
+    lossy: OperatingPoint | None
+    why_none: str
+    guarantee: Guarantee | None
+    sentence: str
+
+
+def recommend(
+    oracles: Sequence[OracleHeadroom],
+    certification: Certification | None,
+    decoded: Sequence[SelectedPoint],
+    within_reach: Sequence[SelectionRow],
+    rise: float,
+    inconclusive: str,
+    documents: int,
+) -> Recommendation:
+    """The first of ``decoded`` that evaluation confirms and that saves enough, or the reason for none.
+
+    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: reason
+    why so little text allows no recommendation, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
+    the text may say that further documents would not change the result.
+    """
+    if inconclusive and documents < MIN_DOCUMENTS:
+        return _no_exit(inconclusive)
+    most = largest_headroom(oracles, rise)
+    oracle = f"{_share_text(most.net, most.low, most.high)} at {rise:.1%} more perplexity"
+    if most.net <= WORTHLESS_SAVING:
+        return _no_exit(
+            f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "
+            f"{oracle}, deciding not charged"
+        )
+    best = max(
+        (row for row in within_reach if isinstance(row, SelectedPoint)), key=lambda row: row.net.high, default=None
+    )
+    knew = f"a rule that knew would save {oracle}"
+    if (best is None or best.net.high < WORTH_SAVING) and (inconclusive or documents < ENOUGH_DOCUMENTS):
+        return _no_exit(f"{_never_worth_it(best, rise, documents)}; {knew}")
+    room = f"{knew}, ours {'nothing' if best is None else 'at most ' + _saving_text(best.net)}"
+    if inconclusive:
+        return _no_exit(f"{inconclusive}; {room}")
+    if certification is None or not decoded:
+        return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
+    # tries the next point only if the one before is confirmed and saves too little, which rules out lucky searches
+    confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), decoded))
+    row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), decoded[0])
+    if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
+        return _no_exit(f"{against}; {room}")
+    promise = certification.promise if certification.promise.chosen == row.point.name else None
+    unpromised = (
+        ""
+        if promise is not None or certification.certified_point is None
+        else "Nothing is promised of it, but of another: "
+    )
+    name = (
+        f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
+        f"{', '.join(map(str, row.point.probes))}"
+    )
+    statement = certification.promise.statement
+    text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{statement}"
+    return Recommendation(row.point, "", promise, text)
+
+
+def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
+    """Why evaluation does not confirm a point; "" if it does."""
+    if row.rise.n < ENOUGH_DOCUMENTS:
+        return (
+            f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on text worth "
+            f"{row.rise.n} documents of one length; "
+            f"{ENOUGH_DOCUMENTS} are the fewest to recommend on (more --documents)"
+        )
+    if row.rise.p_below > CONFIRMATION_LEVEL:
+        return f"evaluation does not confirm {row.point.name}: {_outcome_text(row)}, at most {rise:.1%} allowed"
+    return ""
+
+
+def _too_little_reason(row: SelectedPoint) -> str:
+    """A sentence that a point saves too little; "" if it saves enough."""
+    worth = row.net.low >= WORTH_SAVING
+    return (
+        "" if worth else f"not worth it: {row.point.name} saves {_outcome_text(row)}, {WORTH_SAVING:.0%} is the least"
+    )
+
+
+def _never_worth_it(best: SelectedPoint | None, rise: float, documents: int) -> str:
+    """A sentence that no family saves enough, and that more documents would not change this."""
+    saved = "anything" if best is None else f"more than {_saving_text(best.net)}"
+    return (
+        f"not worth it: no rule of ours saves {saved} at {rise:.1%} more perplexity on {documents} documents, "
+        f"{WORTH_SAVING:.0%} is the least, and more documents would not change it"
+    )
+
+
+def _outcome_text(row: SelectedPoint) -> str:
+    return f"{_saving_text(row.net)} at {row.rise.value:+.2%} perplexity"
+
+
+def _saving_text(net: Estimate) -> str:
+    return _share_text(net.value, net.low, net.high)
+
+
+def _share_text(value: float, low: float, high: float) -> str:
+    return f"{value:.1%} net [{low:.1%}, {high:.1%}]"
+
+
+def _no_exit(why: str) -> Recommendation:
+    return Recommendation(None, why, None, why)
+
+
+SCREENING_SCHEMA = 1
+MACHINE_KEYS = ("time", "threads", "drafts", "seconds", "predicted")  # keys that depend on the machine
+EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
+    ("point", "probes", "net", "rise", "blocks")
+)  # of a row without a point
+
+
+def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -> dict[str, Any]:
+    """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
+
+    ``by_clock`` names the entries that depend on times. All others are equal on every machine for the same seed and
+    model, up to the last digits.
+    """
+    own, proven = result.evaluated.own, result.certified
+    settings = result.settings
+    return {
+        "schema": SCREENING_SCHEMA,
+        "model": result.model.name,
+        "fingerprint": result.model.fingerprint,
+        "dtype": result.fitted.lens.dtype,
+        "layers": own.layers,
+        "corpus": settings.corpus,
+        "window": result.fitted.plan["window"],
+        "seed": settings.seed,
+        "rise": settings.rise,
+        "versions": library_versions(),
+        "documents": {name: text.n_documents for name, text in vars(result.texts).items()},
+        "near_duplicates": {name: text.near_duplicates for name, text in vars(result.texts).items()},
+        "tokens": {name: text.n_tokens for name, text in vars(result.texts).items()},
+        "perplexity": perplexity_from_nats(float(own.nll_nats[:, -1].astype(np.float64).mean())),
+        "lens": {
+            "rank": result.fitted.lens.rank,
+            "steps": result.fitted.plan["steps"],
+            "raw_nats": {str(layer): nats for layer, nats in result.fitted.raw_nats.items()},
+            "tuned_nats": {str(layer): nats for layer, nats in result.fitted.tuned_nats.items()},
+        },
+        "slack": [asdict(each) | _bounds_json(each.low, each.high) for each in result.slack],
+        "reached": _selection_json(result.reached),
+        "within_reach": _selection_json(result.within_reach),
+        "decoded": _selection_json(result.decoded),
+        "certified": None
+        if proven is None
+        else {
+            "family": proven.family.name,
+            "documents": proven.promise.documents,
+            "tried": [
+                {"point": point.name, "bound": float(bound), "net": float(net)}
+                for point, bound, net in zip(proven.tried, proven.bounds, proven.saved, strict=True)
+            ],
+            "chosen": None if proven.point_within_bound is None else proven.point_within_bound.name,
+            "promise": proven.promise.to_json(),
+        },
+        "time": [asdict(each) for each in result.timed],
+        "drafts": _drafts_json(result.drafts),
+        "threads": torch.get_num_threads(),
+        "seconds": result.seconds,
+        "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
+        "by_clock": list(MACHINE_KEYS),
+        "recommendation": recommendation.sentence,
+    }
+
+
+def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
+    way = drafts.best
+    return {
+        "why_none": drafts.why_none,
+        "layer": None if way is None else way.layer,
+        "longest": None if way is None else way.longest,
+        "gated": None if way is None else way.uses_gate,
+        "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
+        "agreement": drafts.agreement,
+        "tokens": drafts.tokens,
+        "seconds": None if drafts.time is None else drafts.time.seconds,
+        "fast": None if drafts.time is None else drafts.time.fast,
+        "sentence": drafts.recommendation_text,
+    }
+
+
+def _selection_json(rows: Sequence[SelectionRow]) -> list[dict[str, Any]]:
+    return [
+        {"family": row.family.name, "readout": row.family.readout, "depth": row.family.depth, "level": row.level}
+        | (_point_json(row) if isinstance(row, SelectedPoint) else EMPTY_ROW)
+        for row in rows
+    ]
+
+
+def _bounds_json(low: float, high: float) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in (("low", low), ("high", high))}
+
+
+def _point_json(row: SelectedPoint) -> dict[str, Any]:
+    return {
+        "how": row.how,
+        "point": row.point.name,
+        "probes": list(row.point.probes),
+        "net": value_and_interval_to_json(row.net),
+        "rise": value_and_interval_to_json(row.rise),
+        "blocks": value_and_interval_to_json(row.blocks),
+    }
+
+
+def value_and_interval_to_json(estimate: Estimate) -> list[float | None]:
+    """None for an unbounded side: JSON has no infinity."""
+    return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

@@ -1,0 +1,247 @@
+"""Screening of one model: from text to a learned exit, or to "leave it alone".
+
+    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → timing → drafts →
+    recommendation
+
+Each phase reads a fixed number of documents (``settings``). Record and table give the reason for a phase that cannot
+run. Rules are chosen, certified and judged on three texts; the guarantee's figures are of the certification text,
+all other savings and losses of the evaluation text. Times, and drafts chosen by them, depend on the machine
+(``result.MACHINE_KEYS``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from emad_ref.calibration.lens_files import FittedLens
+from emad_ref.calibration.profile import profile_of
+from emad_ref.calibration.trace import take_trace
+from emad_ref.console import print_error
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.exit_rules import default_probes
+from emad_ref.models.loading import LoadedModel, require_decoder_only
+from emad_ref.models.threads import all_threads_for_batches
+from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
+from pytest_emad.screening.drafts import choose_drafting, predict_drafting_seconds
+from pytest_emad.screening.exit import Exit
+from pytest_emad.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
+from pytest_emad.screening.result import ScreeningResult, recommend, screening_to_json
+from pytest_emad.screening.selection import (
+    Certification,
+    EvaluationIntervals,
+    PointSelector,
+    SelectedPoint,
+    SelectionRow,
+    candidate_points_up_to_best,
+    certify_points,
+    compute_oracle_headrooms,
+    decode_point_columns,
+    fit_state_translators,
+    join_point_columns,
+    optimistic_savings,
+    replay_point_columns_on_split,
+    select_points,
+)
+from pytest_emad.screening.settings import RISE_LEVELS, ScreeningSettings
+from pytest_emad.screening.timing import (
+    CandidateTime,
+    choose_points_to_time,
+    format_predicted_duration,
+    make_greedy_generate,
+    measure_unit_costs,
+    predict_phase_seconds,
+    time_candidates,
+)
+from pytest_emad.screening.traces import (
+    TextSplits,
+    TextTracesByReadout,
+    fit_lens_and_gate,
+    layers_to_read,
+    read_text_splits,
+    take_text_traces_by_readout,
+    too_little_text_reason,
+)
+
+T = TypeVar("T")
+PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
+
+
+@dataclass
+class _PhaseTimer:
+    """Phases in order, each with the name of its progress bar and its duration in seconds."""
+
+    progress: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, phase: str, work: Callable[[str | None], T]) -> T:
+        name = f"{1 + PHASES.index(phase)}/{len(PHASES)} {phase}" if self.progress else None
+        began = time.perf_counter()
+        done = work(name)
+        self.seconds[phase] = round(time.perf_counter() - began, 2)
+        return done
+
+
+def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> Exit:
+    """Screen ``model``; attached lenses stay attached. ``progress``: bars on standard error.
+
+    Raises:
+        BadArgument: an encoder-decoder; random weights; an unknown corpus.
+        TooLittleText, EmptyCorpus: a corpus too small to fit or judge a lens on.
+    """
+    require_decoder_only(model)
+    if not model.trained:
+        raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
+    if model.geometry.layers < 2:
+        raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
+    result = run_screening_phases(model, settings, progress=progress)
+    few, documents = too_little_text_reason(result.texts), result.evaluated.text.n_documents
+    recommendation = recommend(
+        result.slack, result.certified, result.decoded, result.within_reach, settings.rise, few, documents
+    )
+    record = screening_to_json(result, recommendation)
+    signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
+    named = None if recommendation.lossy is None else recommendation.lossy.translators
+    drafting = result.drafts.drafting
+    return Exit(
+        result.fitted,
+        recommendation.lossy,
+        recommendation.why_none,
+        recommendation.guarantee,
+        drafting,
+        record,
+        signs,
+        translators=None if named is None else result.states,
+        spoken=result.drafts.spoken if drafting is not None and drafting.lens is not None else None,
+    )
+
+
+def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> ScreeningResult:
+    """Every phase up to the recommendation; raises as ``screen``."""
+    run, geometry = _PhaseTimer(progress), model.geometry
+    texts = run("text", lambda name: read_text_splits(model, settings, name))
+    with all_threads_for_batches(texts.calibrate.n_tokens):
+        costs = measure_unit_costs(model, texts.choose)
+        predicted = predict_phase_seconds(model, texts, settings, costs)
+        predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
+        if progress:
+            print_error(f"{model.name}: {format_predicted_duration(predicted)}")
+        fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
+    attach_lens(model.stepper, fitted.lens, model.fingerprint)
+    read = layers_to_read(model)
+
+    def trace_both(name: str | None) -> tuple[TextTracesByReadout, TextTracesByReadout, list[ExitFamily]]:
+        choose, evaluate = (
+            take_text_traces_by_readout(model.stepper, each, fitted, read, name)
+            for each in (texts.choose, texts.evaluate)
+        )
+        return choose, evaluate, _fit_families(model, texts, fitted, settings, name)
+
+    chosen_on, evaluated, families = run("traces", trace_both)
+    levels = sorted({*RISE_LEVELS, settings.rise})
+    headroom = run("slack", lambda _: compute_oracle_headrooms(evaluated, geometry, levels, settings.seed))
+    chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
+
+    def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
+        rows = select_points(families, levels, chooser, evaluated, geometry, settings.seed)
+        return rows, optimistic_savings(families, settings.rise, evaluated, geometry, settings.seed)
+
+    rows, reach = run("families", reach_both)
+    states, certification, decoded = run(
+        "decoding",
+        lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
+    )
+    points = choose_points_to_time(rows, decoded, settings.rise)
+
+    def time_points(_: str | None) -> list[CandidateTime]:
+        ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
+        return time_candidates(model, ways, texts.evaluate, settings)
+
+    timed = run("timing", time_points)
+    drafts = run("drafts", lambda name: choose_drafting(model, texts, fitted, settings, name))
+    return ScreeningResult(
+        model=model,
+        settings=settings,
+        texts=texts,
+        fitted=fitted,
+        evaluated=evaluated,
+        slack=headroom,
+        reached=rows,
+        within_reach=reach,
+        states=states,
+        certified=certification,
+        decoded=decoded,
+        timed=timed,
+        drafts=drafts,
+        seconds=run.seconds,
+        predicted=predicted,
+    )
+
+
+def _fit_families(
+    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None
+) -> list[ExitFamily]:
+    layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
+    named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
+    windows = texts.calibrate.windows[: settings.n_profile_windows]
+    profile = profile_of(
+        take_trace(model.stepper, windows, layers=read, progress=named),
+        read or default_probes(layers),
+        model=model.name,
+        fingerprint=model.fingerprint,
+        corpus=settings.corpus,
+        dtype=fitted.lens.dtype,
+    )
+    return [
+        *published_families(profile, vocabulary, read),
+        *free_depth_families(layers, vocabulary, read),
+        *tuned_lens_families(fitted, vocabulary),
+    ]
+
+
+def _decode_best(
+    model: LoadedModel,
+    texts: TextSplits,
+    rows: list[SelectionRow],
+    chooser: PointSelector,
+    evaluated: TextTracesByReadout,
+    settings: ScreeningSettings,
+    progress: str | None,
+) -> tuple[StateTranslators | None, Certification | None, list[SelectedPoint]]:
+    """(Translators, certification, decoded evaluation rows) of the best free rule of the selection text.
+
+    (None, None, []) if no rule saves work. The certified point's row comes first, then that of the point within bound.
+    """
+    within = (row for row in rows if isinstance(row, SelectedPoint) and row.level == settings.rise)
+    free = [row for row in within if row.family.depth == "free"]
+    if not free:
+        return None, None, []
+    best = max(free, key=lambda row: chooser.net_saving(row.point))
+    named = None if progress is None else f"{progress}, states"
+    states = fit_state_translators(model, best.point, texts.calibrate, settings, named)
+    points = candidate_points_up_to_best(best.family, best.point, chooser, settings.rise, states)
+    if not points:
+        return states, None, []
+    count = evaluated.text.n_documents
+    certification = certify_points(model, texts.certify, best.family, points, settings, count, progress)
+    named_points = (certification.certified_point, certification.point_within_bound)
+    shown_points = list(dict.fromkeys(point for point in named_points if point is not None))
+    if not shown_points:
+        return states, certification, []
+    named = None if progress is None else f"{progress}, judged"
+    text = evaluated.text
+    columns = decode_point_columns(model, text, shown_points, named)
+    full = replay_point_columns_on_split(evaluated, [], model.geometry)
+    both = join_point_columns(full, columns)
+    judge = EvaluationIntervals(text, settings.seed)
+    return (
+        states,
+        certification,
+        [
+            judge.estimate_point(best.family, settings.rise, point, both, at, how="decoded")
+            for at, point in enumerate(shown_points, start=1)
+        ],
+    )
