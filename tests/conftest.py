@@ -34,8 +34,8 @@ def pytest_sessionstart() -> None:
     """Change Hypothesis's profile in force: a slow machine is no fault. Test modules are imported later."""
     from hypothesis import HealthCheck, settings
 
-    timeless = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile(settings.get_current_profile_name(), settings(**timeless))
+    timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(settings.get_current_profile_name(), timeless)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

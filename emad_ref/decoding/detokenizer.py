@@ -139,7 +139,8 @@ def _appends(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Whether each token appends to the text, apart from open rows of bytes and incomplete characters.
 
     In a sequence this holds for steps that work on single characters or on the start of the text. Before byte fallback
-    only a replacement by a space is safe, since others could turn a token into a byte.
+    only a replacement by a space is safe, since others could turn a token into a byte. ``Strip`` at the end of a text
+    panics if that is empty, as it may be in a window.
     """
     kinds = [step["type"] for step in steps]
     if len(kinds) == 0 or (len(kinds) == 1 and kinds[0] in ALONE):

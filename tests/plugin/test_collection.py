@@ -147,23 +147,20 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
     run().assert_outcomes(passed=2)
 
 
-SLOW = """
-import time
-from hypothesis import given, settings, strategies as st
-from pytest_emad.run.hypothesis_profile import property_test_settings
-from pytest_emad.measurements.study import BUDGETS
-slowly = st.integers().map(lambda number: time.sleep(0.3))
-@given(slowly)
-def test_drawn_by_the_profile(number): pass
-@property_test_settings(BUDGETS["smoke"])
-@given(slowly)
-def test_drawn_by_a_suite(number): time.sleep(0.3)
-"""
+@pytest.mark.usefixtures("own_profile")
+def test_a_slow_machine_is_no_fault() -> None:
+    """Even under a profile of the user that has limits of time; its other settings stay."""
+    from hypothesis import HealthCheck, settings
 
+    from pytest_emad.measurements.study import BUDGETS
+    from pytest_emad.run.hypothesis_profile import property_test_settings
 
-def test_a_slow_machine_is_no_fault(suites: Path, run: Run) -> None:
-    (suites / "claims" / "test_one.py").write_text(SLOW)
-    run("suites").assert_outcomes(passed=2)
+    limits = settings(deadline=200, suppress_health_check=[HealthCheck.filter_too_much])
+    settings.register_profile("mine", limits)
+    settings.load_profile("mine")
+    asked = property_test_settings(BUDGETS["smoke"])
+    assert asked.deadline is None
+    assert set(asked.suppress_health_check) == {HealthCheck.filter_too_much, HealthCheck.too_slow}
 
 
 def test_the_properties_of_these_tests_have_no_limit_of_time() -> None:

@@ -249,7 +249,8 @@ def test_the_text_shown_is_in_words_even_if_depth_differs_more_on_letters(points
 
 
 def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():
-    assert decode_tokens_singly(SimpleNamespace(decode=lambda ids: f"<{ids}>"), np.array([3, 4])) == ["<[3]>", "<[4]>"]
+    words = SimpleNamespace(backend_tokenizer="in Rust", decode=lambda ids, skip_special_tokens: f"<{ids}>")
+    assert decode_tokens_singly(words, np.array([3, 4])) == ["<[3]>", "<[4]>"]
     assert decode_tokens_singly(None, np.array([3])) == ["⟨3⟩"]
 
 
