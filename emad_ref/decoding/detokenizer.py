@@ -93,12 +93,12 @@ class _FinalTextRule:
     """Which part of the text of a tokenizer's ids no later id can change."""
 
     def __init__(self, tokenizer: Any):
-        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = None if backend is None else backend.decoder
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = None if self._backend is None else self._backend.decoder
         steps = [] if decoder is None else _decoder_steps(json.loads(decoder.__getstate__()))
         kinds = {step["type"] for step in steps}
         self._all_waits = not (_is_known_class(type(tokenizer)) and _appends(steps))
-        self._backend, self._byte_fallback, self._byte_level = backend, "ByteFallback" in kinds, "ByteLevel" in kinds
+        self._byte_fallback, self._byte_level = "ByteFallback" in kinds, "ByteLevel" in kinds
         self._cleans = _cleans_up(tokenizer)
 
     def is_open_after(self, token: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -302,11 +302,11 @@ def redirect_plugin_caches(config: pytest.Config) -> None:
         options.benchmark_storage = f"file://{_cache_folder(config, 'benchmarks')}"
     if not os.environ.get(STORAGE):
         os.environ[STORAGE] = str(_cache_folder(config, "hypothesis"))
-        config.add_cleanup(_unset_storage)
+        config.add_cleanup(partial(_unset, STORAGE))
 
 
-def _unset_storage() -> None:
-    os.environ.pop(STORAGE, None)
+def _unset(variable: str) -> None:
+    os.environ.pop(variable, None)
 
 
 def _cache_folder(config: pytest.Config, name: str) -> Path:
@@ -322,10 +322,6 @@ def _cache_folder(config: pytest.Config, name: str) -> Path:
 WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
-def _unset_wait_policy() -> None:
-    os.environ.pop(WAIT_POLICY, None)
-
-
 def let_waiting_threads_sleep_if_busy(config: pytest.Config) -> str:
     """Set OMP_WAIT_POLICY if the load average exceeds the cores; returns a header line, "" if nothing was set.
 
@@ -339,7 +335,7 @@ def let_waiting_threads_sleep_if_busy(config: pytest.Config) -> str:
     if load <= cores:
         return ""
     os.environ[WAIT_POLICY] = "PASSIVE"
-    config.add_cleanup(_unset_wait_policy)
+    config.add_cleanup(partial(_unset, WAIT_POLICY))
     return (
         f"emad: busy machine, load average {load:.1f} on {cores} cores: set {WAIT_POLICY}=PASSIVE, so waiting threads "
         "sleep; measured times are unsteady"
