@@ -35,8 +35,9 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 
 PREPARED = frozenset(  # added by `generate` itself besides the tokens, or created by this loop
-    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "encoder_outputs"}
+    {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep", "encoder_outputs"}
 )
+CACHE_NAMES = ("cache", "past_key_values")  # of transformers since and before 5.24
 TAKEN = frozenset({
     "inputs", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn",
     "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "kwargs", "max_length",
@@ -277,9 +278,10 @@ def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -
         raise BadArgument(
             name, value, expected, REFUSED.get(name, "this version of transformers is newer than adaptive")
         )
-    past = model_kwargs.get("past_key_values")
-    if past is not None and past.get_seq_length():
-        raise BadArgument("past_key_values", f"{past.get_seq_length()} positions", "none", "pass the whole prompt")
+    for name in CACHE_NAMES:
+        past = model_kwargs.get(name)
+        if past is not None and past.get_seq_length():
+            raise BadArgument(name, f"{past.get_seq_length()} positions", "none", "pass the whole prompt")
     strange = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
     if strange:
         raise BadArgument(strange[0], type(model_kwargs[strange[0]]).__name__, "nothing of that name", "leave it out")

@@ -52,6 +52,7 @@ from emad_ref.models.stepper import (
     FIRST_TABLE,
     LegacyStepperAliases,
     checked_pieces,
+    find_cache_keyword,
     get_decoder_submodule_by_name,
     model_logits,
     require_backend,
@@ -95,12 +96,12 @@ class ForwardInputs:
         if placement not in self._arguments:
             stepper, anatomy = self._stepper, self._stepper.anatomy
             arguments: dict[str, Any] = {"attention_mask": self._mask(placement), **dict(anatomy.constants)}
-            if anatomy.positions_inside:
+            if stepper.rotary is None and anatomy.positions_inside:
                 arguments["position_ids"] = self._context.broadcastable_positions_on(placement.device)
             if stepper.rotary is not None:
                 arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._context.keys))
             if self._writer is not None:
-                arguments[anatomy.cache_keyword] = self._writer
+                arguments[stepper.cache_keyword] = self._writer
             self._arguments[placement] = arguments
         return self._arguments[placement]
 
@@ -192,10 +193,11 @@ class CausalStepper(LegacyStepperAliases):
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.blocks)
+        self.cache_keyword = find_cache_keyword(blocks[0])
         self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
-            (self._state_of(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
+            (copy_without_hooks(block), LayerPlacement(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_attention_types(config), strict=True), start=1)
         ]
         # fused steps where available; other blocks keep their own forward
@@ -213,7 +215,8 @@ class CausalStepper(LegacyStepperAliases):
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
         self._positions: Any = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.positions)
-        rotary = get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.rotary)
+        inside = self.anatomy.positions_inside and not hasattr(decoder, str(self.anatomy.rotary))
+        rotary = None if inside else get_decoder_submodule_by_name(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else copy_without_hooks(rotary)
         self.logit_softcap: float | None = _config_number(config, self.anatomy.softcap)
         self._embedding_factor = _config_number(config, self.anatomy.embedding_factor)
@@ -315,7 +318,8 @@ class CausalStepper(LegacyStepperAliases):
             if placement != here:  # looked up only on a change: in a small model each call takes noticeable time
                 here, hidden, inputs = placement, to_device(hidden, placement.device), None
             if step is None or cache is None:
-                hidden = block(hidden.view(shape), **prepared.block_kwargs(placement))
+                out = block(hidden.view(shape), **prepared.block_kwargs(placement))
+                hidden = out[0] if isinstance(out, tuple) else out  # by family and release of transformers
             else:
                 inputs = inputs or prepared.attention_inputs(placement)
                 hidden = step(flatten_single_cpu_token(hidden), inputs)
@@ -331,7 +335,7 @@ class CausalStepper(LegacyStepperAliases):
         block, placement = self._blocks[layer - 1]
         prepared: ForwardInputs = context.prepared
         prepared.bind_cache(cache)
-        arguments = {**prepared.block_kwargs(placement), self.anatomy.cache_keyword: _FillWriter(cache, context)}
+        arguments = {**prepared.block_kwargs(placement), self.cache_keyword: _FillWriter(cache, context)}
         try:
             block(to_device(hidden, placement.device), **arguments)
         except _KVWritten:
@@ -381,7 +385,8 @@ class CausalStepper(LegacyStepperAliases):
             home = device_of("rotary", self.rotary) or self.device
             # inference-mode tensors cannot take part in a later forward outside of it
             with torch.inference_mode(False), torch.no_grad():
-                at = torch.arange(max(positions, 2 * size), device=home)[None]
+                wanted = max(positions, 2 * size)
+                at = torch.arange(wanted if self._end is None else min(wanted, self._end), device=home)[None]
                 like = torch.empty(0, dtype=self.dtype, device=home)
                 per_kind = (placement.kind,) if self.anatomy.rotary_per_kind else ()
                 cos, sin = self.rotary(like, at, *per_kind)
@@ -398,11 +403,6 @@ class CausalStepper(LegacyStepperAliases):
             with torch.inference_mode(False), torch.no_grad():
                 signed = self._signed[placement] = cos, signed_rotary_tables(cos, sin)
         return signed[1]
-
-    def _state_of(self, block: Any) -> Any:
-        """``block`` without its hooks, as a function that returns only the state."""
-        plain = copy_without_hooks(block)
-        return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None if the family has none."""

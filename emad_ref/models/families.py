@@ -22,12 +22,10 @@ class Anatomy:
 
     ``positions``          learned position table [positions + offset, D], or None.
     ``rotary``             module that gives (cos, sin), or None; ``rotary_per_kind``: one table per kind of layer.
-    ``cache_keyword``      the block's keyword for its cache.
-    ``positions_inside``   a block takes ``position_ids`` and rotates queries and keys by its own table, which ends at
-                           ``max_position_embeddings``.
+    ``positions_inside``   the table of rotations ends at ``max_position_embeddings``; a decoder without the module
+                           ``rotary`` has it inside its blocks, which take ``position_ids``.
     ``always_masked``      a block adds its mask unconditionally.
     ``constants``          further keyword arguments of a block, the same at every call.
-    ``in_a_tuple``         a block returns its state as the first entry of a tuple.
     ``project_in/out``     between embedding width and D; the attribute may be None.
     ``embedding_factor``   config key of a factor on embeddings outside their module.
     ``logits_divisor``     config key of a divisor of logits.
@@ -41,11 +39,9 @@ class Anatomy:
     position_offset: int = 0
     rotary: str | None = "rotary_emb"
     rotary_per_kind: bool = False
-    cache_keyword: str = "past_key_values"
     positions_inside: bool = False
     always_masked: bool = False
     constants: tuple[tuple[str, Any], ...] = ()
-    in_a_tuple: bool = False
     project_in: str | None = None
     project_out: str | None = None
     embedding_factor: str | None = None
@@ -218,7 +214,7 @@ def _t5_extras(c: Any, w: ModelWidths) -> int:
 
 FAMILIES: dict[str, ModelFamily] = {
     "gpt_neox": ModelFamily(
-        Anatomy(final_norm="final_layer_norm", cache_keyword="layer_past"),
+        Anatomy(final_norm="final_layer_norm"),
         SizeRules(_has_plain_mlp, _gpt_neox_block, _layer_norm_parameters),
         float32_inside=False,
     ),
@@ -300,10 +296,8 @@ FAMILIES: dict[str, ModelFamily] = {
         Anatomy(
             blocks="h",
             final_norm="ln_f",
-            cache_keyword="layer_past",
             always_masked=True,
             constants=(("alibi", None),),
-            in_a_tuple=True,
         ),
         SizeRules(
             _has_plain_mlp,
@@ -319,11 +313,8 @@ FAMILIES: dict[str, ModelFamily] = {
         Anatomy(
             blocks="h",
             final_norm="ln_f",
-            rotary=None,
-            cache_keyword="layer_past",
             positions_inside=True,
             always_masked=True,
-            in_a_tuple=True,
         ),
         SizeRules(
             _has_plain_mlp,

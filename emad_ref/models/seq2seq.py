@@ -44,6 +44,7 @@ from emad_ref.models.stepper import (
     CHECKED_TOKENS,
     FIRST_TABLE,
     LegacyStepperAliases,
+    find_cache_keyword,
     get_decoder_submodule_by_name,
     model_logits,
     require_eval_mode_and_kernel,
@@ -173,6 +174,7 @@ class _DecoderInputs:
         encoded = cache.encoded
         assert encoded is not None, "Seq2SeqStepper.prepare_forward refuses a cache without sources"
         self._context, self._flagged, self.cache = context, stepper.attention_kernel == "sdpa", cache
+        self._cache_keyword = stepper.cache_keyword
         bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, context)
         self.arguments = {
             device: self._block_arguments(to_device(bias, device), encoded, stepper.dtype, block_cache)
@@ -192,7 +194,7 @@ class _DecoderInputs:
             "encoder_decoder_position_bias": bias.new_zeros(
                 1, bias.shape[1], self._context.queries, encoded.padded_length
             ),
-            "past_key_values": block_cache,
+            self._cache_keyword: block_cache,
         }
 
     def _distances(self, device: torch.device) -> Tensor:
@@ -273,6 +275,7 @@ class Seq2SeqStepper(LegacyStepperAliases):
         require_parameters_match_geometry(model, self.geometry)
         decoder = model.get_decoder()
         blocks: Any = get_decoder_submodule_by_name(config.model_type, decoder, anatomy.blocks)
+        self.cache_keyword = find_cache_keyword(blocks[0])
         self._head = copy_without_hooks(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [

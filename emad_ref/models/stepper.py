@@ -12,6 +12,7 @@ interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inf
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -299,6 +300,18 @@ def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: f
 def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache | None) -> Tensor:
     context = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
     return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, stepper.layers, context, cache)).double()
+
+
+CACHE_KEYWORDS = ("layer_past", "cache", "past_key_values")  # of blocks, by family and release of transformers
+
+
+def find_cache_keyword(block: Any) -> str:
+    """The block's keyword for its cache. Raises BadArgument for a block without one."""
+    taken = inspect.signature(type(block).forward).parameters
+    for keyword in CACHE_KEYWORDS:
+        if keyword in taken:
+            return keyword
+    raise BadArgument("block", type(block).__name__, f"a forward that takes one of {', '.join(CACHE_KEYWORDS)}")
 
 
 def get_decoder_submodule_by_name(family: str, decoder: Any, name: str | None) -> Any | None:
