@@ -29,7 +29,7 @@ from pytest_emad.run import (
     subprocesses,
     terminal,
 )
-from pytest_emad.run.options import SELFCHECK, add_options, get_run_settings, load_claims_register
+from pytest_emad.run.options import add_options, get_run_settings, load_claims_register
 from pytest_emad.run.run_report import USAGE_ERROR_NODE, ReportPlugin
 from pytest_emad.run.terminal import format_header
 
@@ -50,14 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run only the self-check under ``--emad-selfcheck``, or only the task of a replicate process."""
-    if subprocesses.is_replicate_process(config):
-        return subprocesses.run_replicate_task(config)
-    if config.getoption(SELFCHECK) is None:
-        return None
-    from pytest_emad.run import selfcheck  # imports torch
-
-    return selfcheck.run_selfcheck_for_status(config)
+    """Run only its task in a replicate process."""
+    return subprocesses.run_replicate_task(config) if subprocesses.is_replicate_process(config) else None
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

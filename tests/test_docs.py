@@ -15,7 +15,7 @@ import pytest_emad.run.fixtures
 from emad_ref.models.loading import load
 from pytest_emad import hardware, reproduce
 from pytest_emad.cli import VERBS, build_parser
-from pytest_emad.run.options import OPTIONS, SELFCHECK
+from pytest_emad.run.options import OPTIONS
 from pytest_emad.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
@@ -156,7 +156,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
 
 
 def test_every_option_named_exists() -> None:
-    flags = {option.flag for option in OPTIONS} | {SELFCHECK, "--emad-planted"}
+    flags = {option.flag for option in OPTIONS}
     named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
     assert not {(name, flag) for name, flag in named if flag not in flags}
 

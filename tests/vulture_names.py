@@ -5,7 +5,7 @@ do_sample, top_k, top_p, decoder_start_token_id, cache_implementation, _compile_
 self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # methods of a cache that T5's attention calls
 pre_tokenizer, post_processor  # tokenizers' pipeline
 _rootpath, benchmark_quiet  # pytest's root folder, an option of pytest-benchmark
-mode, ignored, cache_hook, types  # parameters that a library's interface passes
+mode, ignored, cache_hook, types, axis  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 load_task_splits, generate_world_splits, add_boxed_answers  # named in tasks' YAML
 compute_world_code_metrics, compute_humaneval_metrics  # also named in tasks' YAML
@@ -20,6 +20,7 @@ fit_translators, attach_translators, decoded_columns  # also lazy: docs/lens.md
 features_of_windows  # docs/screen.md
 state_translators_to_tensors, state_translators_from_tensors  # for files that contain translators and other content
 shallow_point  # requested by name in suites/fidelity
+row_kv  # K and V of a row, which laws compare and mutants change
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
 explorers, pair_texts  # the page's template

@@ -311,7 +311,7 @@ class ReferenceDecoder:
     point : OperatingPoint
         For that model's number of layers.
     session, sampler : type
-        Classes of its sessions and draws; ``mutants`` replaces them.
+        Classes of its sessions and draws, which a subclass may replace.
 
     Raises
     ------

@@ -345,14 +345,13 @@ OPTIONS: tuple[PluginOption, ...] = (
 )
 
 
-SELFCHECK = "--emad-selfcheck"
 REPLAY = "--emad-replay"  # of `emad replay`: a file with the test to repeat, and the report of its run
 DEMANDS = frozenset({"report", "update_golden", "tier", "expect_decoder", "require"})  # settings that a replay lacks
-OPTION_FLAGS = (*(option.flag for option in OPTIONS), SELFCHECK)
+OPTION_FLAGS = tuple(option.flag for option in OPTIONS)
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every row of ``OPTIONS`` twice, as a flag and as an ini value, and ``--emad-selfcheck`` as a flag."""
+    """Register every row of ``OPTIONS`` twice, as a flag and as an ini value."""
     group = parser.getgroup("emad", "adaptive-depth decoding (pytest-emad)")
     for option in OPTIONS:
         kind: Literal["args", "string"] = "args" if option.many else "string"
@@ -362,13 +361,6 @@ def add_options(parser: pytest.Parser) -> None:
             action = "append" if option.many else "store"
             group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=option.help)
         parser.addini(option.ini, option.help, type=kind, default=None)
-    group.addoption(
-        SELFCHECK,
-        nargs="?",
-        const="meant",
-        metavar="NAMES",
-        help="judge the suites in place of a decoder, by planted ones; =all, =kinds, or =NAME,NAME (docs/selfcheck.md)",
-    )
     group.addoption(REPLAY, metavar="FILE", default=None, help=argparse.SUPPRESS)
 
 
@@ -495,7 +487,6 @@ __all__ = [
     "OPTIONS",
     "OPTION_FLAGS",
     "REPLAY",
-    "SELFCHECK",
     "RunSettings",
     "add_options",
     "get_run_settings",

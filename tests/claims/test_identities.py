@@ -30,11 +30,11 @@ from pytest_emad.claims.identities import (
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
-from pytest_emad.mutants.catalogue import CATALOGUE
-from pytest_emad.mutants.mutant import DECLARED_NOISE
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
 from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.decoders.foreign_decoder import ForeignDecoder
+from tests.mutants.catalogue import CATALOGUE
+from tests.mutants.mutant import DECLARED_NOISE
 
 REGISTER = load_register()
 STUDY = Study(corpus="self", budget=replace(BUDGETS["smoke"], examples=3))

@@ -1,8 +1,8 @@
 """Planted defects of the cached decoder: one fault each, and the check that must catch it.
 
-An override is a function ``f(original, self, *arguments)`` (``pytest_emad.mutants.mutant``). ``DEFECTS`` maps the name
+An override is a function ``f(original, self, *arguments)`` (``tests.mutants.mutant``). ``DEFECTS`` maps the name
 of a defect to the decoder and to its check. Defects of the protocol alone (``PROTOCOL``) are the functions of
-``pytest_emad.mutants``, applied here to a second decoder.
+``tests.mutants``, applied here to a second decoder.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
-from pytest_emad.mutants.decision_defects import (
+from tests.decoders.audited_model import entropy_nats
+from tests.decoders.cached_decoder import CachedDecoder, CachedSession, Row
+from tests.mutants.decision_defects import (
     change_feed_step,
     cut_depths_and_signals,
     drop_logits_axis,
     replace_logits_by_nan,
 )
-from pytest_emad.mutants.mutant import override_methods
-from pytest_emad.mutants.request_defects import drop_emitted_stop_tokens
-from tests.decoders.audited_model import entropy_nats
-from tests.decoders.cached_decoder import CachedDecoder, CachedSession, Row
+from tests.mutants.mutant import override_methods
+from tests.mutants.request_defects import drop_emitted_stop_tokens
 
 
 def with_session(**overrides: Callable[..., Any]) -> type[CachedDecoder]:

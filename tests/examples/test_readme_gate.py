@@ -17,7 +17,7 @@ JUDGE, VERIFY = (next(line for line in README.splitlines() if line.startswith(st
                  for start in ("pytest --pyargs pytest_emad.suites --emad-gate", "emad verify report/"))  # fmt: skip
 OF_README = re.search(r"<!-- file: conftest.py -->\n```python\n(.*?)```", README, re.DOTALL)[1]
 WRONG = """
-from pytest_emad.mutants.catalogue import CATALOGUE
+from tests.mutants.catalogue import CATALOGUE
 
 
 def pytest_emad_make_decoder(config, request):

@@ -56,7 +56,7 @@ PLANTED = {  # defect → words that the run must print
 }
 
 
-@pytest.mark.slow  # every suite; honest decoders of other makes pass them in the self-check
+@pytest.mark.slow  # every suite; honest decoders of other makes pass them in test_mutants.py
 def test_an_honest_foreign_decoder_passes_every_suite(
     pytester: pytest.Pytester, judge_apart: Run, tiny: Path, ungated: Path
 ) -> None:

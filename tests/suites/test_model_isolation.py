@@ -24,7 +24,7 @@ def hook(module: str, names: str, made: str = "") -> str:
 ALONE = f"{APART}::test_the_judges_model_is_left_alone"
 
 
-@pytest.mark.slow  # a process; the self-check of "judge-weight" in test_selfcheck.py starts one of the same kind
+@pytest.mark.slow  # a process; "judge-weight" of test_mutants.py starts one of the same kind
 def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
     """In a subprocess: such a decoder changes every model that it finds."""
     pytester.makeconftest(hook("model_mutating", "CHANGES, meddling", "meddling(CHANGES['a weight in place'][0])"))

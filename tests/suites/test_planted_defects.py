@@ -1,6 +1,6 @@
 """The shipped suites' own tests, called in this process with their parameters, name each planted defect.
 
-``--emad-selfcheck`` runs them as a user would, in a process for each. Here a test is called as pytest calls it, and
+``test_mutants.py`` runs them as a user would, in a process for each. Here a test is called as pytest calls it, and
 only for defects that harm no process. The smallest bundled model suffices for nearly all of them.
 """
 
@@ -32,10 +32,10 @@ from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.model_under_test import open_model
 from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
-from pytest_emad.mutants.catalogue import CATALOGUE
-from pytest_emad.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from pytest_emad.run.suite_support import AuditFindingGate
+from tests.mutants.catalogue import CATALOGUE
+from tests.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # the number of timed requests is not under test

@@ -1,7 +1,7 @@
-"""The provider of mutants, and plugins that interfere like a hostile conftest; loaded only by ``--emad-selfcheck``.
+"""Plugin that puts a mutant, or a plugin that interferes as a conftest could, into a run of pytest.
 
-``pytest suites/invariants -p pytest_emad.run.mutants --emad-backend pytest_emad.run.mutants --emad-planted NAME``
-runs one entry of the catalogue by hand.
+``pytest suites/invariants -p tests.mutants.provider --emad-backend tests.mutants.provider --mutant NAME`` runs one
+entry of the catalogue by hand.
 """
 
 from __future__ import annotations
@@ -12,22 +12,27 @@ from typing import Any
 import pytest
 
 from emad_ref.protocol import Decoder, Request
-from pytest_emad.mutants.catalogue import select_mutants
+from tests.mutants.catalogue import CATALOGUE
+from tests.mutants.mutant import Mutant
+
+OPTION = "--mutant"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--emad-planted", metavar="NAME", help="a decoder of pytest_emad.mutants")
+    parser.addoption(OPTION, metavar="NAME", choices=list(CATALOGUE), required=True, help="one of tests.mutants")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    (planted,) = select_mutants([config.getoption("--emad-planted")])
-    if planted.bystander:
-        config.pluginmanager.register(BYSTANDERS[planted.bystander](), f"emad-bystander-{planted.bystander}")
+    if bystander := _mutant(config).bystander:
+        config.pluginmanager.register(BYSTANDERS[bystander](), f"bystander-{bystander}")
 
 
 def pytest_emad_make_decoder(config: pytest.Config, request: Request) -> Decoder:
-    (planted,) = select_mutants([config.getoption("--emad-planted")])
-    return planted.make(request)
+    return _mutant(config).make(request)
+
+
+def _mutant(config: pytest.Config) -> Mutant:
+    return CATALOGUE[config.getoption(OPTION)]
 
 
 class MarkingPlugin:

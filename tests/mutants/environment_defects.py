@@ -16,9 +16,9 @@ from torch import nn
 from emad_ref.decoding import speculation
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.record import Floats, Record
-from pytest_emad.mutants.cache_defects import FORCED
-from pytest_emad.mutants.decision_defects import DECISIONS
-from pytest_emad.mutants.mutant import (
+from tests.mutants.cache_defects import FORCED
+from tests.mutants.decision_defects import DECISIONS
+from tests.mutants.mutant import (
     HONEST_FACTORY,
     RUN,
     VERIFY,
@@ -28,7 +28,7 @@ from pytest_emad.mutants.mutant import (
     make_mutants_for_test,
     mutate,
 )
-from pytest_emad.mutants.request_defects import TIMED
+from tests.mutants.request_defects import TIMED
 
 ALONE = "invariants/test_apart.py::test_the_judges_model_is_left_alone"
 SPECULATION = "invariants/test_speculative.py::test_speculation_emits_what_its_verifier_would"

@@ -13,7 +13,7 @@ from torch import Tensor
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder, Request
 from emad_ref.schedule.schedules import ExitFlow
-from pytest_emad.mutants.mutant import (
+from tests.mutants.mutant import (
     HONEST_FACTORY,
     Mutant,
     MutantNotApplicable,

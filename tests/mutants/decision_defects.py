@@ -17,8 +17,8 @@ from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenDepthCap
 from emad_ref.signals import ENTROPY, SIGNALS
-from pytest_emad.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
-from pytest_emad.mutants.mutant import (
+from tests.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
+from tests.mutants.mutant import (
     Mutant,
     MutantDecoder,
     MutantFactory,

@@ -16,14 +16,14 @@ from torch import Tensor
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, TokenTable
-from pytest_emad.mutants.cache_defects import LOGITS, ROLLBACK
-from pytest_emad.mutants.decision_defects import (
+from tests.mutants.cache_defects import LOGITS, ROLLBACK
+from tests.mutants.decision_defects import (
     GENERATED,
     decide_at_changed_point,
     exit_rows_together,
     loosen_if_calibrated,
 )
-from pytest_emad.mutants.mutant import Mutant, MutantFactory, Overrides, make_mutants_for_test, mutate
+from tests.mutants.mutant import Mutant, MutantFactory, Overrides, make_mutants_for_test, mutate
 
 SESSIONS = "invariants/test_depth.py::test_sessions_side_by_side_keep_to_themselves"
 MEMORY = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"

@@ -46,7 +46,7 @@ class Mutant:
     ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: its parameters.
     ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
     ``by``: its detector instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
-    the run instead of the decoder (``pytest_emad.run.mutants``).
+    the run instead of the decoder (``tests.mutants.provider``).
     """
 
     name: str
