@@ -1,19 +1,18 @@
-"""Judge every claim on a list of models in one command, which can resume, and runs untimed parts in parallel.
+"""Judge a list of models in one command, which can resume and can use workers.
 
     python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
-A unit of work is a model and a folder of the suites; ``pytest_emad.report.suite_parts`` describes DIR. A folder with
-measuring and other tests is split in two. The command skips a unit already judged for the same version, budget and
-options, so it continues after an interruption. A falsified claim is a result, not a failure of the command.
+A unit is one model in one pytest, a process of its own: a crash stops no other unit. A unit whose finished report is in
+its folder, from the same command line and version, is not judged again. So the same command continues after any
+interruption. A falsified claim is a result, not a failure of the command.
 
-``--executor`` gives units to workers; all of them must see DIR, data, suites and the current folder. Units that measure
-time or energy run alone. Verdicts do not depend on the partition: they equal those of one run of all suites
-(``report.suite_parts``).
+    DIR/<model>/                 report.json, pages and log.txt of a model
+    DIR/<model>/measuring/       the same of its tests that take time or energy, if ``--executor`` names workers
+    DIR/summary.json, .txt       all models' claims, statuses        DIR/index.html, …    one page over all models
 
-Its child processes load this module as a plugin (``-p pytest_emad.reproduce``), which adds two options:
-
-    --emad-cut FILE                  write the parts of this run as JSON and run nothing (with --collect-only)
-    --emad-part measuring | rest     run only the tests that take time or energy, or all but those
+All workers must see DIR, data, suites and the current folder. With workers each model is two units, because a
+measurement needs the machine to itself: the tests that measure nothing run first, several models at once, and those
+that measure run last, one model at a time.
 
 Exit status: 0 if no gate failed, 1 if a gate failed, 4 if a model could not be judged.
 """
@@ -22,44 +21,72 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-import pytest
 from tqdm import tqdm
 
 from emad_ref import __version__
 from emad_ref.console import run_cli_command
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile, require_replaceable_file, require_writable, write_atomically
-from emad_ref.workers.dispatch import WorkerPool, WorkersLost, open_workers
+from emad_ref.workers import child_process
+from emad_ref.workers.dispatch import WorkerPool, WorkersLost, dispatch_timed_units_after_others, open_workers
 from pytest_emad.cli.arguments import add_worker_executor_argument
 from pytest_emad.measurements import option_values
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.report import schema
-from pytest_emad.report.deselection import PREFIX
-from pytest_emad.report.provenance import package_git_commit
-from pytest_emad.report.schema import Report
-from pytest_emad.report.suite_parts import (
-    DECIDED_STATUSES,
-    LOG_FILE,
-    PARTS_FILE,
-    SUMMARY_FILE,
-    SuitePart,
-    model_folder_name,
-    read_part_plan_json,
-    run_and_yield_part_statuses,
-    write_merged_report,
-    write_models_summary,
-)
-from pytest_emad.run import environment, selection, subprocesses
-from pytest_emad.run.collection_log import CollectionLog
+from pytest_emad.report.provenance import DISTRIBUTION, installed_version, package_git_commit
+from pytest_emad.report.schema import BadReport, Report, read_report
+from pytest_emad.run import subprocesses
 
-PARTITION_PLUGIN = ("-p", "pytest_emad.reproduce")
-RUNNABLE, COULD_NOT_RUN = 0, 4  # status of a model that can be judged, and of one that cannot
+LOG_FILE, SUMMARY_FILE, MEASURING_FOLDER = "log.txt", "summary.json", "measuring"
+MEASURING, REST = "emad(measures=True)", "not emad(measures=True)"  # expressions of pytest's -m
+DECIDED_STATUSES = (0, 1)  # statuses of a run that reached its verdicts
+NO_TESTS = 5  # status of a pytest that selected no test
+COULD_NOT_RUN = 4
+
+
+@dataclass(frozen=True)
+class JudgedModel:
+    """One model in one pytest, which starts in ``start`` with the arguments ``words`` and reports into ``folder``.
+
+    ``measures``: whether it needs the machine to itself. ``origin``: version and commit that a report must come from.
+    """
+
+    model: str
+    measures: bool
+    words: tuple[str, ...]
+    folder: Path
+    start: Path
+    origin: tuple[str | None, str | None]
+
+    def run_or_reuse(self) -> int:
+        """Judge the model, or find it judged; returns the exit status of pytest."""
+        if (before := self.finished_report()) is not None:
+            return int(before["run"]["exit_status"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return child_process.run_module_for_status("pytest", self.words, self.folder / LOG_FILE, folder=self.start)
+
+    def finished_report(self) -> Report | None:
+        """The report of a finished run of this unit; None without one."""
+        if not (self.folder / schema.REPORT_FILE).is_file() or schema.unfinished_run_start_time(self.folder):
+            return None
+        try:
+            report = read_report(self.folder)
+        except BadReport as error:
+            print(f"{error}; it is judged again", flush=True)
+            return None
+        run, origin = report["run"], report["provenance"]
+        same = run["command"] == ["pytest", *self.words] and self.origin == (
+            origin["versions"].get(DISTRIBUTION),
+            origin["commit"],
+        )
+        ended = report["state"] == "complete" and run["exit_status"] in DECIDED_STATUSES
+        return report if same and ended else None
 
 
 def build_argument_parser() -> argparse.ArgumentParser:
@@ -84,51 +111,35 @@ def _package_or_path(text: str) -> str:
     return str(_absolute(text)) if Path(text).exists() else text
 
 
-def emad_option_values_by_name(model: str, chosen: argparse.Namespace) -> dict[str, object]:
-    data = {"data": chosen.data} if chosen.data else {}
-    return {"model": model, "budget": chosen.budget, "device": chosen.device} | data
+def model_folder_name(model: str) -> str:
+    """A model's name as the name of one folder."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", model).strip("-.") or "model"
 
 
-def suite_part_reuse_key(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
-    """Key of a run (model, part, options, version); an earlier run is reused only with an equal key."""
-    asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
-    return asked | {"model": model, "part": part, "version": __version__, "commit": str(package_git_commit())}
+def plan_units(folders: Mapping[str, Path], chosen: argparse.Namespace, *, with_workers: bool) -> list[JudgedModel]:
+    """The units of all models; with workers, two of each model."""
+    origin = installed_version(DISTRIBUTION), package_git_commit()
+    units = []
+    for marked in (REST, MEASURING) if with_workers else (None,):
+        for model, whole in folders.items():
+            folder = whole / MEASURING_FOLDER if marked == MEASURING else whole
+            words = build_unit_arguments(model, folder, marked, chosen)
+            units.append(JudgedModel(model, marked == MEASURING, words, folder, Path.cwd(), origin))
+    return units
 
 
-def run_pytest_writing_part_plan(model: str, folder: Path, chosen: argparse.Namespace) -> int:
-    """Run a pytest that writes the parts of the suites for ``model`` into ``folder``; returns its exit status."""
-    words = [*PARTITION_PLUGIN, "--collect-only", "-q", *subprocesses.build_suite_path_arguments(chosen.suites)]
-    status = subprocesses.run_pytest(
-        subprocesses.build_pytest_arguments(
-            words, emad_option_values_by_name(model, chosen) | {"cut": folder / PARTS_FILE}
-        ),
-        folder / LOG_FILE,
-    )
-    return COULD_NOT_RUN if status == 1 else status  # a collection run has no verdicts
-
-
-def plan_suite_parts(model: str, folder: Path, chosen: argparse.Namespace) -> list[SuitePart]:
-    """Parts of the suites for ``model``, in the order of a single run of all."""
-    return [_work_unit(model, part, folder, chosen) for part in read_part_plan_json(folder)["parts"]]
-
-
-def _work_unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argparse.Namespace) -> SuitePart:
-    whole_of_it = Path(chosen.suites).stem if Path(chosen.suites).exists() else chosen.suites.rpartition(".")[2]
-    name = part["folder"] or whole_of_it
-    name = f"{name}-{part['only']}" if part["only"] else name
-    only = [*PARTITION_PLUGIN, f"--emad-part={part['only']}"] if part["only"] else []
-    where = subprocesses.build_suite_path_arguments(chosen.suites, [part["folder"]] if part["folder"] else [])
-    words = subprocesses.build_pytest_arguments(
-        [*only, *where], emad_option_values_by_name(model, chosen) | {"report": folder / name}
-    )
-    known = suite_part_reuse_key(model, name, chosen)
-    return SuitePart(model, name, part["measures"], tuple(words), folder / name, Path.cwd(), known)
+def build_unit_arguments(model: str, folder: Path, marked: str | None, chosen: argparse.Namespace) -> tuple[str, ...]:
+    """Arguments of the pytest of one unit; ``marked``: the expression of its ``-m``, if it has one."""
+    options: dict[str, object] = {"model": model, "budget": chosen.budget, "device": chosen.device}
+    options |= ({"data": chosen.data} if chosen.data else {}) | {"report": folder}
+    selection = [] if marked is None else ["-m", marked]
+    asked = [*selection, *subprocesses.build_suite_path_arguments(chosen.suites)]
+    return tuple(subprocesses.build_pytest_arguments(asked, options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_argument_parser()
-    given = sys.argv[1:] if argv is None else list(argv)
-    chosen = parser.parse_args(given)
+    chosen = parser.parse_args(argv)
     names = [model_folder_name(model) for model in chosen.models]
     if len(set(names)) != len(names):
         parser.error(f"MODEL={chosen.models}, but expected names that differ as folders do; got {names}")
@@ -141,95 +152,77 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a summary begins as a report does
         require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", option_values.REPORTED["report.json"])
         with open_workers(chosen.executor) as crew:
-            statuses, reports = run_and_merge_parts(
-                folders, chosen, crew, ["python", "-m", "pytest_emad.reproduce", *given]
-            )
+            units = plan_units(folders, chosen, with_workers=crew is not None)
+            ended = judge_units(units, crew)
     except (BadArgument, BadFile) as error:
         parser.error(str(error))
     except WorkersLost as error:  # the next command reuses judged units
         print(error)
         return COULD_NOT_RUN
+    statuses = {model: model_status([ended[unit] for unit in units if unit.model == model]) for model in folders}
+    reports = [report for unit in units if (report := unit.finished_report()) is not None]
     print(write_models_summary(statuses, reports, chosen.out))
     return max(statuses.values()) if set(statuses.values()) <= set(DECIDED_STATUSES) else COULD_NOT_RUN
 
 
-def run_and_merge_parts(
-    folders: Mapping[str, Path], chosen: argparse.Namespace, crew: WorkerPool | None, command: Sequence[str]
-) -> tuple[dict[str, int], list[Report]]:
-    """(Status of each model, reports of the judged ones)."""
-    statuses: dict[str, int] = {}
-    units: list[SuitePart] = []
-    for model, folder in folders.items():
-        schema.mark_run_started(folder)
-        statuses[model] = run_pytest_writing_part_plan(model, folder, chosen)
-        units += plan_suite_parts(model, folder, chosen) if statuses[model] == RUNNABLE else []
-    before = {id(unit): status for unit in units if (status := unit.earlier_exit_status()) is not None}
-    left = [unit for unit in units if id(unit) not in before]
-    with tqdm(total=len(units), initial=len(before), desc="judged", unit="unit", disable=None) as bar:
-        for unit in (unit for unit in units if id(unit) in before):
-            bar.write(f"{unit.model} {unit.part}: judged before, status {before[id(unit)]}")
-        for unit, status in run_and_yield_part_statuses(crew, left):
-            bar.write(f"{unit.model} {unit.part}: status {status}, see {unit.folder / LOG_FILE}")
+def judge_units(units: Sequence[JudgedModel], crew: WorkerPool | None) -> dict[JudgedModel, int]:
+    """Unit → exit status of its pytest. Judged here, or by ``crew``; units that measure run alone, after all others.
+
+    Raises:
+        WorkersLost: the units judged so far are kept.
+    """
+    ended = {unit: int(report["run"]["exit_status"]) for unit in units if (report := unit.finished_report())}
+    left = [unit for unit in units if unit not in ended]
+    with tqdm(total=len(units), initial=len(ended), desc="judged", unit="unit", disable=None) as bar:
+        for unit, status in ended.items():
+            bar.write(f"{_unit_name(unit)}: judged before, status {status}")
+        for unit, status in _statuses(left, crew):
+            bar.write(f"{_unit_name(unit)}: status {status}, see {unit.folder / LOG_FILE}")
             bar.update()
-            statuses[unit.model] = statuses[unit.model] if status in DECIDED_STATUSES else status
-    reports = []
-    for model, folder in folders.items():
-        if statuses[model] == RUNNABLE:
-            try:
-                reports.append(write_merged_report([unit for unit in units if unit.model == model], folder, command))
-                statuses[model] = reports[-1]["run"]["exit_status"]
-            except EmadError as error:
-                print(f"{model}: {error}")
-                statuses[model] = COULD_NOT_RUN
-    return statuses, reports
+            ended[unit] = COULD_NOT_RUN if status in DECIDED_STATUSES and unit.finished_report() is None else status
+    return ended
+
+
+def _unit_name(unit: JudgedModel) -> str:
+    return f"{unit.model}, time and energy" if unit.measures else unit.model
+
+
+def _statuses(units: Sequence[JudgedModel], crew: WorkerPool | None) -> Iterator[tuple[JudgedModel, int]]:
+    if crew is None:
+        yield from ((unit, unit.run_or_reuse()) for unit in units)
+    else:
+        yield from dispatch_timed_units_after_others(crew, JudgedModel.run_or_reuse, units, lambda unit: unit.measures)
+
+
+def model_status(statuses: Sequence[int]) -> int:
+    """The worst status of a model's units. A unit without tests counts only if no unit has one."""
+    with_tests = [status for status in statuses if status != NO_TESTS] or [NO_TESTS]
+    return next((status for status in with_tests if status not in DECIDED_STATUSES), max(with_tests))
+
+
+def write_models_summary(statuses: Mapping[str, int], reports: Sequence[Report], out: Path) -> str:
+    """Write ``summary.json``, its text and the pages over all models; returns the text.
+
+    The text has a table of claims and names the models that could not be judged. ``statuses``: of each model;
+    ``reports``: of the models that have one.
+    """
+    from pytest_emad.report.page import write_pages  # imports tabulate and Jinja2
+    from pytest_emad.report.tables import format_claims_table
+
+    claims = [claim for report in reports for claim in report["claims"]]
+    summary = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+    write_atomically(out / SUMMARY_FILE, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    failed = [
+        f"{model}: status {status}, see {LOG_FILE}"
+        for model, status in statuses.items()
+        if status not in DECIDED_STATUSES
+    ]
+    text = "\n".join([format_claims_table(claims), *failed])
+    write_atomically(out / "summary.txt", text + "\n")
+    return f"{text}\n{out}: {write_pages(reports, out)}" if reports else text
 
 
 if __name__ == "__main__":
-    sys.exit(run_cli_command(main))
+    from pytest_emad import reproduce  # workers cannot import a class of __main__
 
-
-MEASURING, REST = "measuring", "rest"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("emad")
-    group.addoption("--emad-cut", metavar="FILE", type=Path)
-    group.addoption("--emad-part", choices=(MEASURING, REST))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = config.getoption("--emad-part")
-    if part is not None:
-        left = [item for item in items if selection.is_timing_or_energy_test(item) is (part == REST)]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    file = session.config.getoption("--emad-cut")
-    if file is None:
-        return
-    attended = cast(CollectionLog, session.config.pluginmanager.get_plugin("emad-attendance"))
-    measuring: dict[str, set[bool]] = {}  # folder → whether it has measuring tests
-    for item, folder in zip(session.items, _suite_folders(session), strict=True):
-        measuring.setdefault(folder, set()).add(selection.is_timing_or_energy_test(item))
-    found = {
-        "tests": environment.requested_suite_parts(session.config) or ([PREFIX] if attended.collected else []),
-        "deselected": attended.deselected,
-        "parts": [
-            {"folder": folder, "measures": each, "only": [REST, MEASURING][each] if len(kinds) > 1 else None}
-            for folder, kinds in sorted(measuring.items(), key=lambda each: selection.suite_folder_rank(each[0]))
-            for each in sorted(kinds)
-        ],
-    }
-    write_atomically(file, json.dumps(found, indent=1) + "\n", "--emad-cut")
-
-
-def _suite_folders(session: pytest.Session) -> list[str]:
-    """Folder of the suites of each test; "" for all if some test is in none."""
-    config, (suites, *_) = session.config, session.config.args
-    spec = find_spec(suites) if config.getoption("pyargs") else None
-    root = Path(spec.origin).parent if spec and spec.origin else config.invocation_params.dir / suites
-    inside = [item.path.resolve().relative_to(root.resolve()).parts for item in session.items]
-    return [parts[0] if all(len(each) > 1 for each in inside) else "" for parts in inside]
+    sys.exit(run_cli_command(reproduce.main))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import pytest
 
 import emad_ref
 import pytest_emad.run.fixtures
+from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from emad_ref.models.loading import load
 from pytest_emad import hardware, reproduce
 from pytest_emad.cli import VERBS, build_parser
-from pytest_emad.run.options import OPTIONS
+from pytest_emad.run.options import OPTIONS, get_run_settings
 from pytest_emad.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,
@@ -153,6 +156,34 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
                 cli.HarnessCLI()._parser.parse_args(["run", *words[3:]])
             case other:  # verbs of emad are parsed above
                 assert other == "emad", f"{other} is not checked here: run it, or name the test that does"
+
+
+def test_contributings_loop_over_goldens_judges_everything_on_record(pytester: pytest.Pytester) -> None:
+    """Every bundled model and the pair, with each seed and on each text of the record; pytest knows all options."""
+    (loop,) = (block for block in blocks(PAGES["CONTRIBUTING.md"]) if block.text.startswith("judge()"))
+    for name in ("suites", "golden"):
+        (pytester.path / name).symlink_to(ROOT / name)
+    program = pytester.path / ".venv" / "bin" / "pytest"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nprintf '%s\\t' \"$@\" >> calls; echo >> calls\n")
+    program.chmod(0o755)
+    environment = os.environ | {"record": "--emad-update-golden"}
+    subprocess.run(["bash", "-c", loop.text], cwd=pytester.path, env=environment, check=True)
+    judged = set()
+    for line in (pytester.path / "calls").read_text(encoding="utf-8").splitlines():
+        words = line.strip("\t").split("\t")
+        config = pytester.parseconfig("-p", "no:cacheprovider", *words)
+        settings = get_run_settings(config)
+        assert settings.update_golden
+        assert all((pytester.path / path).exists() for path in config.args)
+        name = settings.models[0] if "--emad-model" in words else " + ".join(BUNDLED_PAIR)
+        judged.add((name, settings.study.corpus if "--emad-corpus" in words else "", settings.study.seed))
+    known, wanted = load_known_verdicts_from_folders([ROOT / "golden"]).entries, set()
+    for name in (*bundled_model_names(), " + ".join(BUNDLED_PAIR)):
+        entries = [entry for entry in known if entry["name"] == name]
+        corpora = {entry["corpus"] for entry in entries} & {"world:premise", "world:mixed"} or {""}
+        wanted |= {(name, corpus, int(seed)) for corpus in corpora for entry in entries for seed in entry["seeds"]}
+    assert judged == wanted
 
 
 def test_every_option_named_exists() -> None:

@@ -70,11 +70,11 @@ def require_repeatable(report: Report, place: Path) -> Mapping[str, Any]:
     """The entry ``run.replay`` of ``report``, whose folder exists.
 
     Raises:
-        BadArgument: a report of several runs, or of none of pytest; a folder that does not exist.
+        BadArgument: a report that no run of pytest wrote; a folder that does not exist.
     """
     recorded: Mapping[str, Any] | None = report["run"].get("replay")
     if not recorded:
-        remedy = "name the folder of one run of pytest: a part of a merged report, or what --emad-report DIR wrote"
+        remedy = "name the folder of one run of pytest, which --emad-report DIR wrote"
         raise BadArgument("REPORT", str(place), "a report that says how its run was started", remedy)
     if not Path(recorded["folder"]).is_dir():
         remedy = "restore the folder, or record the run again"

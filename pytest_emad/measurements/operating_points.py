@@ -223,7 +223,7 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else task_exclusion_reasons(tasks),
-        # ``LatencyBenchmark.make_timing_row`` has it, and ``report.suite_parts.upsert_point_row`` joins the two rows
+        # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
     }
 

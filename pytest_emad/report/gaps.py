@@ -1,7 +1,6 @@
 """Gaps of a report: undecided tests and claims that fail a run although each of its tests may have passed.
 
-This module reads only the report (``report.schema``), so a run and any later reader get the same result, also for
-reports merged from parts.
+This module reads only the report (``report.schema``), so a run and any later reader get the same result.
 
 ``find_gaps`` checks the shipped tests that the run selected. Each test must be present, and must have passed, failed or
 found its premise absent. A test of ``suites/invariants`` or ``suites/fidelity`` that the decoder declined is a gap. So

@@ -13,8 +13,7 @@ Schema 2 adds the conditions of the results, from the first test on:
     state       ``running`` | ``complete`` | ``interrupted`` | ``usage error``
     run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
                 run as a whole, "asked": the selected shipped tests, "claims_file" with its hash, "project" with its
-                root and commit, "replay": {"folder", "arguments" that decide a test, "left_out", "environment"}, null
-                of merged parts}
+                root and commit, "replay": {"folder", "arguments" that decide a test, "left_out", "environment"}}
     decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a
                 server has "requests", "retries" with "retry_reasons" where some were sent again, and "served": what it
                 says of its model

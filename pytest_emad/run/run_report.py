@@ -67,6 +67,32 @@ RECORDS = ("points", "claims", "tables", "goldens", "notes", "known", "models", 
 MAX_REASON_LENGTH = 1000  # characters; the log has the whole text
 
 
+RAN_KEY = "ran"  # key of a model: the implementation of its steps, if that is more than the backend's name
+
+
+def upsert_point_row(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
+    """Add a row of a point, or complete the row of the same model and name, since several tests measure one point."""
+    present = {key: value for key, value in values.items() if value is not None}
+    for row in points:
+        if (row["model"], row["name"]) == (values["model"], values["name"]):
+            row |= present
+            return
+    points.append(dict(values))
+
+
+def upsert_model_row(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """Add or update a row of a model, since the implementation of its steps is known only after a test ran it."""
+    for row in models:
+        if _lasting_facts(row) == _lasting_facts(facts):
+            row |= facts
+            return
+    models.append(dict(facts))
+
+
+def _lasting_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != RAN_KEY}
+
+
 class RunRecord:
     """The records of one run on the controller, and its report as data.
 
@@ -152,8 +178,6 @@ class RunRecord:
         if kind in FACTS:
             self._add_once(FACTS[kind], value)
             return
-        from pytest_emad.report.suite_parts import upsert_model_row, upsert_point_row  # only on demand
-
         if kind == POINT:
             upsert_point_row(self.records["points"], value)
         elif kind == MODEL:

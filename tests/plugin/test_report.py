@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_emad.report.suite_parts import upsert_model_row
+from pytest_emad.run.run_report import upsert_model_row
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """
