@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -432,9 +431,6 @@ class OperatingPoint(NotebookReprMixin):
     def has_fixed_depth(self) -> bool:
         """Whether every token runs to the ceiling."""
         return not self.probes and self.schedule not in RULELESS
-
-    table = property(attrgetter("threshold_table"))
-    adaptive, fixed = has_adaptive_depth, has_fixed_depth  # names of earlier versions, as is ``table``
 
     @property
     def readout_layers(self) -> tuple[int, ...]:

@@ -63,11 +63,6 @@ class TokenTable:
         mine = np.flatnonzero((self.sequence == sequence) & self.kept)
         return mine[np.argsort(self.position[mine], kind="stable")]
 
-    of, kept_of = select_sequence, kept_row_indices  # names of earlier versions
-
-
-Tokens = TokenTable  # its name in earlier versions
-
 
 @dataclass(frozen=True)
 class Work:
@@ -163,8 +158,6 @@ class Work:
         """Names of the parts that differ, with both values; empty when equal."""
         parts = ((f.name, np.asarray(getattr(self, f.name)), np.asarray(getattr(other, f.name))) for f in fields(self))
         return "; ".join(f"{n}: {a.tolist()} ≠ {b.tolist()}" for n, a, b in parts if not np.array_equal(a, b))
-
-    difference = describe_difference  # its name in earlier versions
 
 
 @dataclass(frozen=True)

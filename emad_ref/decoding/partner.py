@@ -55,8 +55,6 @@ class Partner:
         """Depths to force on a feed of this shape: the ceiling (one forward a chunk), or None if undecided."""
         return None if self.has_adaptive_depth else np.full(shape, self.point.ceiling, dtype=np.int64)
 
-    undecided, feed_depth = has_adaptive_depth, forced_feed_depth  # names of earlier versions
-
 
 def entropy_bits(logits: Floats) -> Floats:
     """H = −Σ p·log₂ p of softmax(logits), before any temperature: [..., V] → float64 [...]."""

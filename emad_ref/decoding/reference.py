@@ -302,7 +302,7 @@ class ReferenceSession:
 
 
 class ReferenceDecoder:
-    """The protocol's ``Decoder`` for any family of ``models.families``; ``emad_ref.WalkedDecoder`` is its alias.
+    """The protocol's ``Decoder`` for any family of ``models.families``.
 
     Parameters
     ----------
@@ -374,8 +374,6 @@ class ReferenceDecoder:
         require_within_max_positions(longest + max_new - 1, self.stepper)
         session = self._open(prompts, capacity=longest + max_new)
         return session, session.prefill_whole(prompts) if self.point.has_fixed_depth else session.prefill(prompts)
-
-    begin = start_with_room  # its name in earlier versions
 
     def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
         """Work of ``start_with_room`` for prompt positions before the last."""
@@ -469,9 +467,6 @@ class ReferenceDecoder:
             encoder_tokens=len(prompts) * width,
             encoder_context=len(prompts) * width**2,
         )
-
-
-WalkedDecoder = ReferenceDecoder  # the exported name
 
 
 def require_within_max_positions(positions: int, stepper: Stepper) -> None:

@@ -186,8 +186,6 @@ class Drafting:
                 "drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text"
             )
 
-    gated, opened, require = uses_gate, active_gate, require_fits_model  # names of earlier versions
-
 
 def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPoint:
     """The operating point of a decoder that drafts for itself.
@@ -526,7 +524,7 @@ def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
 
 
 class SelfSpeculativeDecoder(ReferenceDecoder):
-    """Greedy self-speculation of one model by ``drafting``; ``emad_ref.DraftingDecoder`` is its alias.
+    """Greedy self-speculation of one model by ``drafting``.
 
     Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts as many tokens as every row of the
     batch has positions left, so each request fits that fits without drafts.
@@ -740,9 +738,6 @@ class SelfSpeculativeDecoder(ReferenceDecoder):
             require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()
         return tokens
-
-
-DraftingDecoder = SelfSpeculativeDecoder  # the exported name
 
 
 @dataclass

@@ -102,8 +102,6 @@ class SwitchingRule:
             chosen.append(following)
         return np.array(chosen, dtype=np.int64)
 
-    models = model_by_token  # its name in earlier versions
-
 
 def rolling_mean(entropies_bits: Sequence[float], window: int) -> float:
     """H̄_t, bits, from the entropies of tokens 1 … t (t ≥ 1)."""

@@ -50,7 +50,6 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    LegacyStepperAliases,
     checked_pieces,
     find_cache_keyword,
     get_decoder_submodule_by_name,
@@ -148,7 +147,7 @@ class _FillWriter(CacheWriter):
         raise _KVWritten
 
 
-class CausalStepper(LegacyStepperAliases):
+class CausalStepper:
     """A ``Stepper`` of one decoder-only model, on one device or spread over several (``models.placement``).
 
     Parameters

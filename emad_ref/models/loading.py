@@ -218,8 +218,6 @@ class LoadedModel(NotebookReprMixin):
         """Ids that end a text: all that config, generation config and tokenizer declare."""
         return self.special_tokens.ends
 
-    opening, ends = opening_token_id, end_token_ids  # names of earlier versions
-
 
 def load(
     name: str | PathLike[str],

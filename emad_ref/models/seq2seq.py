@@ -43,7 +43,6 @@ from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
-    LegacyStepperAliases,
     find_cache_keyword,
     get_decoder_submodule_by_name,
     model_logits,
@@ -243,7 +242,7 @@ class _BlockCache(EncoderDecoderCache):
         return 0
 
 
-class Seq2SeqStepper(LegacyStepperAliases):
+class Seq2SeqStepper:
     """A ``Stepper`` of one T5; its caches belong to sources.
 
     Parameters

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -142,24 +142,6 @@ class Stepper(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer."""
         ...
-
-
-EARLIER_NAMES = {
-    "open": "open_cache", "frame": "prepare_forward", "run": "run_layers", "fill": "write_kv",
-    "normed": "apply_final_norm", "places": "devices", "kernel": "attention_kernel", "softcap": "logit_softcap",
-    "vocabulary": "vocabulary_size",
-}  # fmt: skip
-
-
-class LegacyStepperAliases:
-    """Aliases of a stepper's members under their names in earlier versions (``EARLIER_NAMES``), for users' code."""
-
-    if not TYPE_CHECKING:  # the project itself uses only the new ones
-
-        def __getattr__(self, name: str) -> Any:
-            if name in EARLIER_NAMES:
-                return getattr(self, EARLIER_NAMES[name])
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def require_layer_range(first: int, last: int, layers: int) -> None:

@@ -99,8 +99,6 @@ class ClaimContext:
         others = self.other_legs
         return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
 
-    judge_side = judge_against_threshold  # its earlier name, for users' code
-
     def not_applicable(self, reason: str) -> Verdict:
         """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``."""
         return not_applicable_verdict(self.claim, self.model, reason)

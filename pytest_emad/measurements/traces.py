@@ -115,8 +115,6 @@ class LensTraces:
         """[documents] decided tokens of each evaluated document."""
         return self.sum_by_document(self.evaluation.n_decided_by_sequence)
 
-    by_document, lengths = sum_by_document, document_lengths  # their earlier names, for users' code
-
     @property
     def entropy_sums(self) -> tuple[ByDocument, ByDocument]:
         """(Σ H_ℓ in nats [documents, L], tokens [documents]) over the positions at which every layer was read.

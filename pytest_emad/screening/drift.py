@@ -394,6 +394,3 @@ def _smallest_shift(before: Floats, fresh: int, error: float, rng: np.random.Gen
         if (energies(shift) > critical).mean() >= POWER:
             return float(shift)
     return None
-
-
-record_features, read_features = features_of_record, features_of_windows  # their earlier names, for users' code

@@ -301,9 +301,6 @@ def judge_against_threshold(
     return verdict_from_legs(claim, model, [*decide_legs(legs, other_legs), *beside])
 
 
-judge_side = judge_against_threshold  # its earlier name, for users' code
-
-
 def verdict_from_errors_and_tolerance(
     claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float
 ) -> Verdict:

@@ -8,19 +8,10 @@ import subprocess
 import sys
 from dataclasses import fields, is_dataclass
 
-import numpy as np
 import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref import record
-from emad_ref.models.stepper import EARLIER_NAMES
-from emad_ref.point import full_depth
-from pytest_emad.claims.base import ClaimContext
-from pytest_emad.measurements.model_under_test import ModelUnderTest
-from pytest_emad.measurements.traces import LensTraces
-from pytest_emad.screening import drift
-from pytest_emad.statistics import legs
 
 HOUSES = (emad_ref, pytest_emad)
 EXPORTS = [(house, name) for house in HOUSES for name in house.__all__]
@@ -86,30 +77,3 @@ def test_every_exported_name_documents_what_it_takes_and_returns(house, name):
     headings = re.findall(r"^(\S.*)$", described, flags=re.MULTILINE)
     listed = {each.strip(" *") for heading in headings for each in heading.split(" : ")[0].split(",")}
     assert [each for each in taken if each not in listed and not each.startswith("_")] == []
-
-
-def test_members_of_what_is_on_offer_keep_their_earlier_names() -> None:
-    """They were renamed; users' code keeps working with the names that it was written with."""
-    loaded = emad_ref.load("emad-nano")
-    stepper, full = loaded.stepper, full_depth(loaded.stepper.layers)
-    assert (loaded.opening, loaded.ends) == (loaded.opening_token_id, loaded.end_token_ids)
-    for earlier, name in EARLIER_NAMES.items():
-        assert getattr(stepper, earlier) == getattr(stepper, name), earlier
-    with pytest.raises(AttributeError, match="'CausalStepper' object has no attribute 'teleport'"):
-        _ = stepper.teleport
-    assert (drift.read_features, drift.record_features) == (drift.features_of_windows, drift.features_of_record)
-    assert legs.judge_side is legs.judge_against_threshold
-    assert ClaimContext.judge_side is ClaimContext.judge_against_threshold
-    assert ModelUnderTest.without_quality is ModelUnderTest.quality_unavailable_reason
-    assert (LensTraces.by_document, LensTraces.lengths) == (LensTraces.sum_by_document, LensTraces.document_lengths)
-    drafting = emad_ref.Drafting(2, 3)
-    assert (drafting.gated, drafting.opened) == (drafting.uses_gate, drafting.active_gate) == (False, None)
-    drafting.require(4)
-    partner = emad_ref.Partner(emad_ref.WalkedDecoder(stepper, full), full)
-    assert not partner.undecided
-    assert partner.feed_depth((1, 2)).tolist() == [[full.ceiling] * 2]
-    assert (full.adaptive, full.fixed, full.table.shape) == (full.has_adaptive_depth, full.has_fixed_depth, (1, 0))
-    assert emad_ref.SwitchingRule.models is emad_ref.SwitchingRule.model_by_token
-    assert (record.Tokens, record.Work.difference) == (record.TokenTable, record.Work.describe_difference)
-    session, _ = partner.decoder.begin([emad_ref.Prompt(np.arange(3))], 1)
-    assert session.length.tolist() == [3]
