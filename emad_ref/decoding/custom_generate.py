@@ -25,7 +25,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, is_number, require_instance
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel
@@ -56,7 +56,7 @@ IDLE = frozenset({
 })  # fmt: skip
 BY_BEAMS = "depth is decided token by token, not beam by beam"
 UNSHOWN = "layers that a token did not run have none"
-BY_DRAFTS = "a point drafts nothing; emad_ref's SelfSpeculativeDecoder does"
+BY_DRAFTS = "a point drafts nothing; emad_ref's DraftingDecoder does"
 ELSEWHERE = "this loop picks one token after the other from the readout at its depth"
 OF_ITS_OWN = "the decoder keeps K and V of its own, as with cache_implementation='dynamic'"
 REFUSED: dict[str, str] = {
@@ -158,7 +158,7 @@ def adaptive(
         if not walked or walked[0][0] is not model:
             walked[:] = [(model, Seq2SeqStepper(model) if model.config.is_encoder_decoder else CausalStepper(model))]
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))
-        decoder = ReferenceDecoder(walked[0][1], point, max_rows=len(prompts))
+        decoder = WalkedDecoder(walked[0][1], point, max_rows=len(prompts))
         loop = _GenerationLoop(decoder, prompts, generation_config, streamer)
         criteria = stopping_criteria
         if stop_strings is not None:
@@ -171,7 +171,7 @@ def adaptive(
 
 class _GenerationLoop:
     def __init__(
-        self, decoder: ReferenceDecoder, prompts: list[Prompt], config: Any, streamer: BaseStreamer | None
+        self, decoder: WalkedDecoder, prompts: list[Prompt], config: Any, streamer: BaseStreamer | None
     ) -> None:
         self.decoder, self.prompts, self.config, self.streamer = decoder, prompts, config, streamer
         keeps_output = config.return_dict_in_generate

@@ -301,7 +301,7 @@ class ReferenceSession:
         return length
 
 
-class ReferenceDecoder:
+class WalkedDecoder:
     """The protocol's ``Decoder`` for any family of ``models.families``.
 
     Parameters

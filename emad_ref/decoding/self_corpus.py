@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from emad_ref.calibration.trace import EmptyCorpus
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.tokenizers import special_tokens_of
@@ -60,7 +60,7 @@ def iterate_sampled_documents(
 def _samples(stepper: Stepper, opening: int, tokens: int, stream: int, stop: frozenset[int]) -> Iterator[Ints]:
     batch = dry = 0
     while True:
-        decoder = ReferenceDecoder(
+        decoder = WalkedDecoder(
             stepper,
             full_depth(stepper.layers),
             seed=stream * 100_003 + batch,

@@ -18,7 +18,7 @@ rows, layers above e run verify rows, and both run the opening's rows. The head 
 row, except the last draft row of a round, whose proposal is unused. Copies run neither gate nor head.
 
 ``draft`` and ``self_speculate`` work through the protocol with any decoder whose capabilities say ``deepens``; they
-read all logits of a draft and drop those outside S. ``SelfSpeculativeDecoder`` is the timed path over a layered model:
+read all logits of a draft and drop those outside S. ``DraftingDecoder`` is the timed path over a layered model:
 greedy, and with a pruned draft head (kind ``subset``). Rows share forwards: a row that has stopped drafting repeats its
 last token, and the surplus is rolled back.
 """
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.partner import Partner, TokenLoggingSession, require_prompts
-from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession
+from emad_ref.decoding.reference import ReferenceSession, WalkedDecoder
 from emad_ref.decoding.speculation import (
     EndOfText,
     LogitsByPlace,
@@ -523,7 +523,7 @@ def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
     return median(seconds for seconds, _ in rounds) * len(rounds) / sum(tokens for _, tokens in rounds)
 
 
-class SelfSpeculativeDecoder(ReferenceDecoder):
+class DraftingDecoder(WalkedDecoder):
     """Greedy self-speculation of one model by ``drafting``.
 
     Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts as many tokens as every row of the

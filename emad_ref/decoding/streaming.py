@@ -1,6 +1,6 @@
 """Streaming: text token by token with its depth, from one model at a point, or from a pair that switches.
 
-``stream`` and ``stream_pair`` write the tokens of ``ReferenceDecoder.generate`` and ``switch``,
+``stream`` and ``stream_pair`` write the tokens of ``WalkedDecoder.generate`` and ``switch``,
 ``stream_self_speculation`` those of ``draft``.
 
 The texts of all tokens join to what the tokenizer decodes of all ids. A token's text is what becomes final with it
@@ -18,7 +18,7 @@ import torch
 
 from emad_ref.decoding.detokenizer import IncrementalDetokenizer
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder, Sampler
+from emad_ref.decoding.reference import Sampler, WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point
 from emad_ref.decoding.switching import LARGE, SwitchingRule, stream_tokens_and_models
 from emad_ref.errors import require_instance
@@ -76,7 +76,7 @@ def stream(
         A model without a tokenizer, no token to start from, and as the decoder raises.
     """
     point = full_depth(model.geometry.layers) if point is None else point
-    decoder = ReferenceDecoder(model.stepper, point, seed=seed, temperature=temperature)
+    decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = make_prompt_from_text(model, text)
     steps = stream_tokens_and_depths(decoder, prompt, tokens, model.end_token_ids)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
@@ -95,7 +95,7 @@ def stream_self_speculation(
         BadArgument: as ``stream``; a draft of another model, a lens that is not attached.
     """
     point = drafting_point(model.geometry.layers, drafting)
-    partner = Partner(ReferenceDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
+    partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
     prompt = make_prompt_from_text(model, text)
     result = draft(partner, drafting, [prompt], tokens, stop=model.end_token_ids, temperature=temperature, seed=seed)
     layers = model.geometry.layers
@@ -106,7 +106,7 @@ def stream_self_speculation(
 
 
 def stream_tokens_and_depths(
-    decoder: ReferenceDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
+    decoder: WalkedDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
 ) -> Iterator[tuple[int, int]]:
     """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
     sampler = Sampler(1, decoder.temperature, decoder.seed)
@@ -167,8 +167,7 @@ def stream_pair(
     shared, models = shared_vocabulary_size(small, large), (small, large)
     points = [full_depth(model.geometry.layers) for model in models]
     first, second = (
-        Partner(ReferenceDecoder(model.stepper, point), point, shared)
-        for model, point in zip(models, points, strict=True)
+        Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = make_prompt_from_text(large, text)
     steps = stream_tokens_and_models(

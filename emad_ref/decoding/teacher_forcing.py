@@ -24,7 +24,7 @@ from emad_ref.calibration.windows import (
     iterate_batches,
     padded_tokens_and_lengths,
 )
-from emad_ref.decoding.reference import ReferenceDecoder, require_known_token_ids, require_within_max_positions
+from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
 from emad_ref.models.threads import all_threads_for_batches
@@ -111,7 +111,7 @@ def batch_indices_by_length(sequences: Sequence[TokenSequence], rows: int = BATC
 
 
 def teacher_force_texts(
-    decoder: ReferenceDecoder, sequences: Sequence[TokenSequence], fed: Callable[[int], object] = lambda tokens: None
+    decoder: WalkedDecoder, sequences: Sequence[TokenSequence], fed: Callable[[int], object] = lambda tokens: None
 ) -> list[TeacherForcedText]:
     """Feed ``sequences``, at most ``decoder.max_rows`` together. ``fed(n)`` is called after every n tokens.
 
@@ -168,7 +168,7 @@ class _DecidedColumns:
 
 @torch.inference_mode()
 def _force_layerwise(
-    decoder: ReferenceDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
 ) -> list[TeacherForcedText]:
     """Run all tokens of ``batch`` layer by layer, in the same arithmetic as a plain pass.
 
@@ -232,7 +232,7 @@ def _force_layerwise(
 
 
 def _force_by_token(
-    decoder: ReferenceDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
+    decoder: WalkedDecoder, batch: Sequence[TokenSequence], fed: Callable[[int], object]
 ) -> list[TeacherForcedText]:
     """Run ``batch`` token by token."""
     lengths = [text.n_decided for text in batch]
@@ -247,9 +247,7 @@ def _force_by_token(
 
 
 @torch.inference_mode()
-def iterate_teacher_forced_steps(
-    decoder: ReferenceDecoder, batch: Sequence[TokenSequence]
-) -> Iterator[TeacherForcedStep]:
+def iterate_teacher_forced_steps(decoder: WalkedDecoder, batch: Sequence[TokenSequence]) -> Iterator[TeacherForcedStep]:
     """The steps of feeding ``batch``, at most ``decoder.max_rows`` sequences.
 
     Each sequence has a decided position.

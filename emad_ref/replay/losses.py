@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.flop_ledger import Flops, flops
@@ -309,7 +309,7 @@ def teacher_force_at_point(
     progress: str | None = None,
 ) -> list[TeacherForcedText]:
     """``sequences`` fed to the reference decoder at ``point``; arguments and exceptions as of ``decoded_columns``."""
-    decoder = ReferenceDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
+    decoder = WalkedDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
     total = sum(sequence.n_decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         return teacher_force_texts(decoder, sequences, bar.update)

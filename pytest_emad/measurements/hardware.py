@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from emad_ref.calibration.trace import compute_layer_logits, compute_stepwise_logits
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import EAGER
 from emad_ref.models.generation import make_transformers_generate
@@ -51,7 +51,7 @@ def compare_cached_steps(model: str, dtype: str, device: str, seed: int = 0) -> 
 def measure_relative_weight_bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Seconds of a full-depth token at batch 1, and the bandwidth of reading its weights relative to a copy."""
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
-    decoder = ReferenceDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
+    decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
     prompt = [Prompt(np.arange(8, dtype=np.int64))]
     arms: dict[str, Arm] = {
         "few": partial(_decode, decoder, prompt, 1),
@@ -88,7 +88,7 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
         ran = captured.backend if isinstance(captured, CausalStepper) else loaded.provenance["backend"]
         raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
     eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
-    decoders = {"captured": ReferenceDecoder(captured, full), "eager": ReferenceDecoder(eager, full)}
+    decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
     rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
     tokens = rng.integers(0, captured.vocabulary_size, length)
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
@@ -114,7 +114,7 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
     }
 
 
-def _stepwise_logits(decoder: ReferenceDecoder, tokens: Ints) -> Floats:
+def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
     session, _ = decoder.start([Prompt(tokens[:1])])
     return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
 
@@ -123,5 +123,5 @@ def _discard(emitted: Ints) -> None:
     """Wrap an arm to return None, since a returned number would count as the arm's own measurement."""
 
 
-def _decode(decoder: ReferenceDecoder, prompt: list[Prompt], new: int, pair: int) -> None:
+def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int, pair: int) -> None:
     decoder.generate(prompt, new, frozenset())

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import SpeculationResult
 from emad_ref.decoding.switching import SwitchingResult
 from emad_ref.errors import BadArgument
@@ -388,7 +388,7 @@ class LatencyBenchmark:
         return finding if finding.passed is False else self._decoded_again(timed, point)
 
     def _decoded_again(self, timed: TimingResult, point: OperatingPoint) -> Finding:
-        own = ReferenceDecoder(self.subject.stepper, point, max_rows=len(timed.prompts[0]))
+        own = WalkedDecoder(self.subject.stepper, point, max_rows=len(timed.prompts[0]))
         tally = Tally("timed", needed=0)
         with tally:
             for pair in timed.audited:

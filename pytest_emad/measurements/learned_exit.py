@@ -15,8 +15,8 @@ import numpy as np
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import Drafting, SelfSpeculativeDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.generation import Generate, drafting_unavailable_reason, make_transformers_generate
@@ -356,7 +356,7 @@ class SelfSpeculationTiming:
         def one_row(way: Generate) -> Arm:
             return lambda prompts: way(prompts[0], new)[None]
 
-        own = ReferenceDecoder(self._subject.stepper, self._subject.full_depth_point)
+        own = WalkedDecoder(self._subject.stepper, self._subject.full_depth_point)
         arms = {name: one_row(way) for name, way in ways.items()}
         return time_arms(arms, self._latency.make_requests(1, self._few), own.synchronize)
 
@@ -388,8 +388,8 @@ def time_self_speculation(
 ) -> TimingResult:
     """Time full depth, drafting and the baselines in this process."""
     subject, new = latency.subject, latency.request_shape[1]
-    drafter = SelfSpeculativeDecoder(subject.stepper, drafting, max_rows=rows)
-    full = ReferenceDecoder(subject.stepper, subject.full_depth_point, max_rows=rows)
+    drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+    full = WalkedDecoder(subject.stepper, subject.full_depth_point, max_rows=rows)
     arms: dict[str, Arm] = {
         FULL: lambda prompts: full.generate(prompts, new, frozenset()),
         ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),

@@ -22,7 +22,7 @@ from emad_ref.calibration.windows import (
     select_windows_round_robin,
     window_size,
 )
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_corpus import iterate_sampled_documents
 from emad_ref.errors import EmadError
 from emad_ref.models.generation import count_traced_graphs, fail_on_recompile_limit, greedy_generate
@@ -359,7 +359,7 @@ class ModelUnderTest:
                 point,
                 self._lens_of,
                 self.tolerance,
-                lambda: self._with_source(ReferenceDecoder(self.stepper, point)),
+                lambda: self._with_source(WalkedDecoder(self.stepper, point)),
             )
             yield audited
             audited.check_kept_answers().require()
@@ -374,7 +374,7 @@ class ModelUnderTest:
         """Whether ``decoder`` is the reference decoder over the judge's model."""
         while isinstance(decoder, FixedEncoderInput | AuditedDecoder):
             decoder = decoder.wrapped
-        return type(decoder) is ReferenceDecoder and decoder.stepper is self.loaded.stepper
+        return type(decoder) is WalkedDecoder and decoder.stepper is self.loaded.stepper
 
     @property
     def capabilities(self) -> Capabilities:

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from emad_ref.calibration.windows import window_size
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import EmadError
 from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.fingerprint import hash_weights
@@ -141,7 +141,7 @@ def _reference_decoder(request: Request, loaded: LoadedModel) -> Decoder:
     if request.own_rule:
         raise Unsupported("the reference decoder has no exit rule of its own")
     seed, rows = request.seed, request.max_rows
-    return ReferenceDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
+    return WalkedDecoder(loaded.stepper, request.point, seed=seed, max_rows=rows, temperature=request.temperature)
 
 
 def make_decoder_factory_over(other: LoadedModel) -> Callable[[Request], Decoder]:

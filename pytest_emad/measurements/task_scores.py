@@ -21,7 +21,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, stop_run_on_error
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
@@ -509,7 +509,7 @@ class TaskScores:
             ForcedInput(tuple(each.tokens[:-1].tolist()), each.adaptive_from, (int(each.tokens[-1]),))
             for each in sequences
         ]
-        decoder = ReferenceDecoder(self._subject.stepper, point, max_rows=ROWS)
+        decoder = WalkedDecoder(self._subject.stepper, point, max_rows=ROWS)
         batches = [inputs[start : start + ROWS] for start in range(0, len(inputs), ROWS)]
         answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
         likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))

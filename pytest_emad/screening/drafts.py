@@ -27,8 +27,8 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final_log_probs
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import Drafting, PromptLookup, SelfSpeculativeDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_model_names
@@ -67,7 +67,7 @@ ASSISTED, OWN_HEAD_DRAFTS, LENS_DRAFTS, COPIES_ALONE = "assisted", "self", "lens
 
 def make_drafting_generate(loaded: LoadedModel, drafting: Drafting) -> Generate:
     """Make a function that generates by self-speculation with the reference decoder."""
-    return make_greedy_generate(SelfSpeculativeDecoder(loaded.stepper, drafting))
+    return make_greedy_generate(DraftingDecoder(loaded.stepper, drafting))
 
 
 def make_drafting_ablations(loaded: LoadedModel, drafting: Drafting) -> dict[str, Generate]:
@@ -165,7 +165,7 @@ def generate_continuations(
     long_windows = [window for window in windows if len(window.tokens) >= prompt]
     if not long_windows:
         raise BadArgument("windows", 0, f"some of at least {prompt} tokens", "shorten the prompt")
-    decoder = ReferenceDecoder(stepper, full_depth(stepper.layers), max_rows=rows)
+    decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=rows)
     texts = []
     for first in range(0, len(long_windows), rows):
         batch = long_windows[first : first + rows]

@@ -20,7 +20,7 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
 from emad_ref.console import print_error
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, require_decoder_only
@@ -157,7 +157,7 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
-        ways = {name: make_greedy_generate(ReferenceDecoder(model.stepper, point)) for name, point in points.items()}
+        ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
         return time_candidates(model, ways, texts.evaluate, settings)
 
     timed = run("timing", time_points)

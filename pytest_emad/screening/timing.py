@@ -19,8 +19,8 @@ import torch
 from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.lens_fit import LensPlan
 from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after, readout_columns
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import SelfSpeculativeDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.models.generation import Generate
 from emad_ref.models.loading import LoadedModel
@@ -50,7 +50,7 @@ class CandidateTime:
     fast: float
 
 
-def make_greedy_generate(decoder: ReferenceDecoder | SelfSpeculativeDecoder) -> Generate:
+def make_greedy_generate(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
     """Make a function that generates one prompt at a time, greedily, without a stop token."""
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
@@ -77,7 +77,7 @@ def time_candidates(
     def request(generate: Generate, pair: int) -> None:
         generate(prompts[pair % len(prompts)], new)
 
-    full = ReferenceDecoder(model.stepper, full_depth(model.stepper.layers))
+    full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers))
     arms = {FULL_DEPTH: make_greedy_generate(full), **candidates}
     timed = time_pairs(
         {name: partial(request, generate) for name, generate in arms.items()},
@@ -136,7 +136,7 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     stepper, windows = model.stepper, list(text.windows)
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
     tokens = sum(each.n_decided for each in batch)
-    decoder = ReferenceDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
+    decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
     seconds = partial(_seconds, synchronize=decoder.synchronize)
     forward, states = seconds(lambda: [*iterate_states_after(stepper, batch)][-1])
     rows = states[: next(iterate_head_slices(stepper, tokens)).stop]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from emad_ref.calibration.trace import COLUMNS, Trace
 from emad_ref.calibration.windows import TOKENS_PER_BATCH
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.signal_values import require_finite
@@ -234,7 +234,7 @@ def start_generation(decoder: Decoder, prompts: Sequence[Prompt]) -> GenerationS
     return session, step.logits[:, -1].argmax(axis=-1).tolist(), follow
 
 
-def start_generation_on_device(decoder: ReferenceDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
+def start_generation_on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> GenerationStart:
     """Start greedy generation with the reference decoder, copying one integer per row to the host instead of logits."""
     session, arrival = decoder.start_with_room(prompts, max_new)
 

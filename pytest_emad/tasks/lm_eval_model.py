@@ -44,7 +44,7 @@ from tqdm import tqdm
 
 from emad_ref.calibration.profile import load_profile
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument, EmadError, is_number, suggest_nearest
 from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
 from emad_ref.models.loading import LoadedModel, load
@@ -424,8 +424,8 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             return lambda batch: score_by_replay(self.stepper, self.point, batch)
         return lambda batch: score_by_decoding(self._decoder or self._own_decoder(len(batch)), batch)
 
-    def _own_decoder(self, rows: int) -> ReferenceDecoder:
-        return ReferenceDecoder(self.stepper, self.point, max_rows=rows)
+    def _own_decoder(self, rows: int) -> WalkedDecoder:
+        return WalkedDecoder(self.stepper, self.point, max_rows=rows)
 
     def _batches(self, items: Iterable[T], length_of: Callable[[T], int]) -> Iterator[list[T]]:
         """Batches in order of falling length, so that memory runs out in the first batch or never."""

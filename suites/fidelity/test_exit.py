@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import SelfSpeculativeDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Ints
 from pytest_emad.audit.decoding_checks import check_decisions, check_generation
@@ -78,7 +78,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
     prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
-    alone = [ReferenceDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
+    alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
     emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists([each.emitted[0] for each in alone]), point)
 
 
@@ -94,9 +94,7 @@ def test_drafts_leave_the_models_own_output(
     prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
-    found = SelfSpeculativeDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(
-        prompts, NEW, frozenset()
-    )
+    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())
     noise = decoder.capabilities.logit_noise
     emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
 

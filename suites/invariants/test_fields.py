@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
 from pytest_emad.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
@@ -31,7 +31,7 @@ def test_every_field_of_a_point_is_honoured_or_declined(
     subject, stepper = emad_evidence.subject, emad_evidence.subject.stepper
 
     def own(point: OperatingPoint) -> Decoder:
-        decoder = ReferenceDecoder(stepper, point)
+        decoder = WalkedDecoder(stepper, point)
         return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
 
     sizes = ModelDimensions(stepper.layers, stepper.vocabulary_size, int(stepper.unembedding.shape[1]))

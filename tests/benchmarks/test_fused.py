@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.loading import load
@@ -93,10 +93,10 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, config.vocab_size, (pairs + 2, prompt))
     decoders = {
-        "full": ReferenceDecoder(fast, full_depth(layers)),
-        "modules": ReferenceDecoder(walked, full_depth(layers)),
-        "one": ReferenceDecoder(fast, truncated(layers, 1)),
-        **{depth: ReferenceDecoder(fast, truncated(layers, depth)) for depth in shares(layers)},
+        "full": WalkedDecoder(fast, full_depth(layers)),
+        "modules": WalkedDecoder(walked, full_depth(layers)),
+        "one": WalkedDecoder(fast, truncated(layers, 1)),
+        **{depth: WalkedDecoder(fast, truncated(layers, depth)) for depth in shares(layers)},
     }
 
     def generate(pair):

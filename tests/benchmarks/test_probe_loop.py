@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import emad_ref
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from pytest_emad.benchmark.clock import time_pairs
@@ -68,7 +68,7 @@ def timed(stepper, points, pairs, new):
 
         return run
 
-    arms = {name: arm(ReferenceDecoder(stepper, point)) for name, point in points.items()}
+    arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
     seconds = time_pairs(arms, pairs, np.random.default_rng(2)).seconds
     ratios = {
         name: estimate_speedup_per_request(ByPair(seconds[name]), ByPair(seconds["no probes"]))

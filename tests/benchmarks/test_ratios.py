@@ -18,7 +18,7 @@ import torch
 
 from emad_ref.calibration.trace import concatenate_traces, stream_traces
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
@@ -61,7 +61,7 @@ def samples(loaded):
     model, stepper = loaded.model, loaded.stepper
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     rng, prompts = drawn(loaded)
-    decoder = ReferenceDecoder(stepper, full_depth(stepper.layers))
+    decoder = WalkedDecoder(stepper, full_depth(stepper.layers))
     arms = {
         "full": lambda pair: void(decoder.generate([Prompt(prompts[pair])], new, frozenset())),
         "generate": lambda pair: generate(model, torch.from_numpy(prompts[pair])[None], new),
@@ -101,7 +101,7 @@ def shared(request, loaded):
 
         return run
 
-    arms = {name: arm(ReferenceDecoder(stepper, point)) for name, point in points.items()}
+    arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
     return request.param, time_pairs(arms, pairs, rng, warm_up=2).seconds
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.calibration.trace import concatenate_traces, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import LoadedModel, load
@@ -67,7 +67,7 @@ def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: 
     assert some.tolist() == same.tolist()
 
 
-class Gapped(ReferenceDecoder):
+class Gapped(WalkedDecoder):
     """A decoder that shows wrong logits: each is off by a hundredth."""
 
     def start(self, prompts):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -164,7 +164,7 @@ def texts() -> list[TokenSequence]:
     return [TokenSequence(rng.integers(0, VOCABULARY, 30), start) for start in (0, 4)]
 
 
-def audited(check: str, decoder: ReferenceDecoder, point: OperatingPoint) -> Finding:
+def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Finding:
     asked, continuation = prompts()
     if check == "bridge":
         replayed = [replay_document(stepper(), text, point, TOLERANCE) for text in texts()]
@@ -176,8 +176,8 @@ def audited(check: str, decoder: ReferenceDecoder, point: OperatingPoint) -> Fin
     return {"generation": check_generation, "rows": check_row_independence}[check](under_test, asked, NEW, needed=0)
 
 
-def honest(point: OperatingPoint) -> ReferenceDecoder:
-    return ReferenceDecoder(stepper(), point, max_rows=3)
+def honest(point: OperatingPoint) -> WalkedDecoder:
+    return WalkedDecoder(stepper(), point, max_rows=3)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -255,7 +255,7 @@ class Free(Altered):
         return self.watch.read(hidden, probe, Work.none(work.layers))
 
 
-def with_watch(point: OperatingPoint, altered: type[Altered]) -> ReferenceDecoder:
+def with_watch(point: OperatingPoint, altered: type[Altered]) -> WalkedDecoder:
     decoder = honest(point)
     decoder._forward.probe = altered(decoder._forward.probe)
     return decoder
@@ -292,13 +292,13 @@ def test_forced_depths_are_read_through_the_lens_too(name: str) -> None:
         assert finding.passed is passes, finding.detail
 
 
-def of_easier_thresholds(point: OperatingPoint) -> ReferenceDecoder:
+def of_easier_thresholds(point: OperatingPoint) -> WalkedDecoder:
     """Its signals are the rule's; its decisions use easier thresholds."""
     easier = 0.1 if SIGNALS[point.signal].sense == "rises" else 1.6
     return honest(replace(point, thresholds=tuple(tuple(level * easier for level in row) for row in point.thresholds)))
 
 
-def with_free_lens_at_probes(point: OperatingPoint) -> ReferenceDecoder:
+def with_free_lens_at_probes(point: OperatingPoint) -> WalkedDecoder:
     """At a probe, emit within the probe's readout."""
     decoder = honest(point)
     watch: Any = decoder._forward.probe
@@ -306,14 +306,14 @@ def with_free_lens_at_probes(point: OperatingPoint) -> ReferenceDecoder:
     return decoder
 
 
-def with_(altered: type[Altered]) -> Callable[[OperatingPoint], ReferenceDecoder]:
+def with_(altered: type[Altered]) -> Callable[[OperatingPoint], WalkedDecoder]:
     return lambda point: with_watch(point, altered)
 
 
 EXITS = [name for name in LENSED if name not in AT_PROBES]
 OFF = r"(logits|NLL) off by"
 # defect → the points at which it is refuted, the decoder, the refuting checks, their words
-REFUTED: dict[str, tuple[list[str], Callable[[OperatingPoint], ReferenceDecoder], tuple[str, ...], str]] = {
+REFUTED: dict[str, tuple[list[str], Callable[[OperatingPoint], WalkedDecoder], tuple[str, ...], str]] = {
     "another signal": (KINDS, with_(OtherSignal), ("generation", "bridge"), "{unit}, more than"),
     "other thresholds": (
         KINDS, of_easier_thresholds, ("decisions", "bridge"), "the rule gives depth|a signal that the rule compares"),

@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward
 from emad_ref.exit_rules import early_exit_point, threshold_point
 from emad_ref.models.causal import CausalStepper
@@ -45,8 +45,8 @@ def require_alike(stepper, point, seed):
     """Compare chunks fed whole with the same tokens fed one by one."""
     rng = np.random.default_rng(seed)
     chunks = [rng.integers(0, VOCABULARY, (4, width)) for width in (7, 1, 5)]
-    whole, _ = ReferenceDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
-    single, _ = ReferenceDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
+    whole, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
+    single, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
     for chunk in chunks:
         together = whole.feed(chunk)
         columns = [single.feed(chunk[:, [i]]) for i in range(chunk.shape[1])]
@@ -83,14 +83,14 @@ def test_depth_came_down_within_chunks(stepper, point):
     moved = 0
     for seed in range(6):
         chunk = np.random.default_rng(seed).integers(0, VOCABULARY, (4, 7))
-        session, _ = ReferenceDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
+        session, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
         moved += int((np.ptp(session.feed(chunk).depth, axis=1) > 0).sum())
     assert moved >= 3
 
 
 def test_rolling_back_into_a_chunk_restores_the_cap(stepper, point):
     chunk = np.random.default_rng(3).integers(0, VOCABULARY, (4, 9))
-    session, _ = ReferenceDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
+    session, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
     held = session.length
     first = session.feed(chunk)
     session.rollback(held + np.array([2, 5, 0, 9]))

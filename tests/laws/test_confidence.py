@@ -17,7 +17,7 @@ import torch
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules import early_exit_point, threshold_decay_factor
 from emad_ref.flop_ledger import flops
@@ -85,7 +85,7 @@ def prompts(stepper: Stepper) -> list[Prompt]:
 
 def generate(stepper: Stepper, point: OperatingPoint, given: list[Prompt] | None = None, new: int = NEW) -> Record:
     chosen = prompts(stepper) if given is None else given
-    return ReferenceDecoder(stepper, point, max_rows=len(chosen)).generate(chosen, new, frozenset())
+    return WalkedDecoder(stepper, point, max_rows=len(chosen)).generate(chosen, new, frozenset())
 
 
 @cache  # cached: several laws use the same points
@@ -205,7 +205,7 @@ def test_the_distribution_at_the_exit_is_the_rules_own(stepper: Stepper, named: 
     point = replace(firing(stepper, RULES[named]), schedule="free_eager")
     prompt, history = prompts(stepper)[0], np.array([5, 9, 2, 44, 17, 3, 80, 61, 5, 33, 2, 90])
     logits, states = own_states(stepper, prompt, history)
-    session, step = ReferenceDecoder(stepper, point).start([prompt])
+    session, step = WalkedDecoder(stepper, point).start([prompt])
     shallow = 0
     for position in range(3, len(history)):
         depth, emitted, _ = written_out(point, logits[position], states[position], LAYERS)
@@ -238,7 +238,7 @@ def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -
     levels = tuple(np.inf if np.isnan(level) else 1.05 * float(level) for level in read[0])
     point, changed = replace(never, thresholds=(levels,), decay=RATE), 0
     assert written_out(point, logits[first], states[first], LAYERS)[0] == LAYERS
-    session, step = ReferenceDecoder(stepper, point).start([prompt])
+    session, step = WalkedDecoder(stepper, point).start([prompt])
     for decided, at in enumerate(range(first, len(history))):
         factor = float(threshold_decay_factor(RATE, np.array([decided]))[0])
         expected = written_out(point, logits[at], states[at], LAYERS, factor)[0]
@@ -256,7 +256,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
     trace, never = take_trace(stepper, sequences), replace(RULES["response"], schedule="free_eager", decay=RATE)
     first = trace.signals["softmax_response"][trace.starts[1], np.array(never.probes) - 1]  # as in the law above
     point = replace(never, thresholds=(tuple(1.05 * float(level) for level in first),))
-    decoded = [teacher_force(ReferenceDecoder(stepper, point), sequence).depth for sequence in sequences]
+    decoded = [teacher_force(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
     assert replay(trace, point).depth.tolist() == np.concatenate(decoded).tolist()
     assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
 
@@ -267,9 +267,9 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
 def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper: Stepper) -> None:
     """The weighted rule from layer 4 on reads layers 2, 4 and 5; the row of cap 3 leaves in between."""
     point = early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0, schedule="monotone")
-    together, _ = ReferenceDecoder(stepper, point, max_rows=2).start(prompts(stepper))
+    together, _ = WalkedDecoder(stepper, point, max_rows=2).start(prompts(stepper))
     together.feed(np.array([[8], [9]]), np.array([[3], [LAYERS]]))
-    alone, _ = ReferenceDecoder(stepper, point).start(prompts(stepper)[1:])
+    alone, _ = WalkedDecoder(stepper, point).start(prompts(stepper)[1:])
     alone.feed(np.array([[9]]))
     mine, theirs = together.feed(np.array([[6], [7]])), alone.feed(np.array([[7]]))
     assert mine.depth[:, 0].tolist() == [3, LAYERS]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from emad_ref.calibration import trace as trace_module
 from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace, concatenate_traces, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
@@ -80,7 +80,7 @@ def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile
 def decoded(stepper: Stepper, point: OperatingPoint, sequence: TokenSequence) -> tuple[Ints, Floats, Work]:
     """Decode with teacher forcing: (depth [n], logits [n, V], work)."""
     start = sequence.adaptive_from
-    session, step = ReferenceDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1], sequence.source)])
+    session, step = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1], sequence.source)])
     steps = [step, *(session.feed(token[None, None]) for token in sequence.tokens[start + 1 : -1])]
     work = session.work
     session.close()
@@ -150,7 +150,7 @@ def test_a_pruned_rule_loses_some_next_tokens_for_good(name: str) -> None:
 def test_what_a_rule_emits_is_what_replay_sees_in_its_own_text(named: OperatingPoint, schedule: ScheduleName) -> None:
     stepper, prompt = stepper_of("gpt_neox"), np.array([5, 9, 2, 44])
     point = firing(trace_of("gpt_neox"), named, schedule, 0.9 if schedule == "monotone" else 0.6)
-    record = ReferenceDecoder(stepper, point).generate([Prompt(prompt)], 12, frozenset())
+    record = WalkedDecoder(stepper, point).generate([Prompt(prompt)], 12, frozenset())
     history = np.concatenate([prompt, record.emitted[0]])
     trace = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], rules=[point])
     found = replay(trace, point)

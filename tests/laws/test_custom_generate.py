@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from emad_ref import adaptive
 from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, AdaptiveOutput, AdaptiveSeq2SeqOutput
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
@@ -69,7 +69,7 @@ def model(request):
 @pytest.fixture(scope="module")
 def halfway(model):
     """Return a point at which some tokens exit early."""
-    decoder = ReferenceDecoder(CausalStepper(model), fixed_entropy_point(LAYERS, (2, 4), 0.0), max_rows=len(PROMPTS))
+    decoder = WalkedDecoder(CausalStepper(model), fixed_entropy_point(LAYERS, (2, 4), 0.0), max_rows=len(PROMPTS))
     signal = decoder.generate([Prompt(np.array(prompt)) for prompt in PROMPTS], NEW).signal
     return fixed_entropy_point(LAYERS, (2, 4), float(np.nanmedian(signal)))
 
@@ -275,7 +275,7 @@ def test_at_another_point_tokens_and_depths_are_our_decoders(model, halfway):
     stop = frozenset(range(1, VOCABULARY, 11))
     found = generated(model, custom=adaptive(halfway), return_dict_in_generate=True, eos_token_id=sorted(stop))
     assert isinstance(found, AdaptiveOutput)
-    decoder = ReferenceDecoder(CausalStepper(model), halfway, max_rows=len(PROMPTS))
+    decoder = WalkedDecoder(CausalStepper(model), halfway, max_rows=len(PROMPTS))
     record = decoder.generate([Prompt(np.array(prompt)) for prompt in PROMPTS], NEW, stop)
     width = batch()["input_ids"].shape[1]
     assert found.depths.shape == found.sequences[:, width:].shape
@@ -306,7 +306,7 @@ def test_an_encoder_decoder_reads_its_source_without_padding():
         **sources, max_new_tokens=12, return_dict_in_generate=True, custom_generate=adaptive(point), eos_token_id=None
     )
     assert isinstance(found, AdaptiveSeq2SeqOutput)
-    decoder = ReferenceDecoder(Seq2SeqStepper(model), point, max_rows=2)
+    decoder = WalkedDecoder(Seq2SeqStepper(model), point, max_rows=2)
     opening = np.array([model.config.decoder_start_token_id])
     prompts = [Prompt(opening, np.array(source)) for source in ([5, 9, 2, 44], [61, 3, 1])]
     record = decoder.generate(prompts, 12)

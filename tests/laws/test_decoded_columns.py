@@ -11,7 +11,7 @@ import pytest
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import is_fed_layerwise, teacher_force, teacher_force_texts
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
@@ -140,7 +140,7 @@ def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
 
 def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple[float, int, float, int]:
     """Return (nll, wrong, decode FLOPs, depth) of one session of one row, counted during its run."""
-    decoder = ReferenceDecoder(stepper, asked)
+    decoder = WalkedDecoder(stepper, asked)
     prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source)]
     session, step = decoder.start(prompts)
     nll, wrong, depth = 0.0, 0, 0
@@ -174,7 +174,7 @@ def test_feeding_layer_by_layer_is_feeding_token_by_token(family: str) -> None:
     trace = take_trace(stepper, texts())
     levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in (1, 3))
     asked = OperatingPoint("p", "quantile", stepper.layers, stepper.layers, (1, 3), (levels,), "copying")
-    decoder = ReferenceDecoder(stepper, asked, max_rows=len(texts()))
+    decoder = WalkedDecoder(stepper, asked, max_rows=len(texts()))
     for found, text in zip(teacher_force_texts(decoder, texts()), texts(), strict=True):
         expected = teacher_force(decoder, text)
         assert found.depth.tolist() == expected.depth.tolist()

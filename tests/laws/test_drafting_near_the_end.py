@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import Drafting, SelfSpeculativeDecoder, draft, drafting_point, self_speculate
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, draft, drafting_point, self_speculate
 from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.models.causal import CausalStepper
@@ -71,7 +71,7 @@ def ways(draw, family):
 
 
 def partner(stepper, point):
-    return Partner(ReferenceDecoder(stepper, point, max_rows=MOST_ROWS), point)
+    return Partner(WalkedDecoder(stepper, point, max_rows=MOST_ROWS), point)
 
 
 def tokens_of(record):
@@ -79,9 +79,7 @@ def tokens_of(record):
 
 
 def plain(family, prompts, new):
-    return tokens_of(
-        ReferenceDecoder(stepper_of(family), full_depth(LAYERS), max_rows=MOST_ROWS).generate(prompts, new)
-    )
+    return tokens_of(WalkedDecoder(stepper_of(family), full_depth(LAYERS), max_rows=MOST_ROWS).generate(prompts, new))
 
 
 ENDING = [Prompt(np.arange(n) % 7) for n in (END - 8, 3, 11)], 9  # the others draft on while the first row ends
@@ -94,7 +92,7 @@ ENDING = [Prompt(np.arange(n) % 7) for n in (END - 8, 3, 11)], 9  # the others d
 def test_self_speculation_emits_the_models_own_tokens_up_to_the_last_position(family, data, batch):
     (prompts, new), way = batch, Drafting(LAYERS - 1, 30) if data is None else data.draw(ways(family))
     own = plain(family, prompts, new)
-    timed = SelfSpeculativeDecoder(stepper_of(family), way, max_rows=MOST_ROWS, always=True)
+    timed = DraftingDecoder(stepper_of(family), way, max_rows=MOST_ROWS, always=True)
     assert tokens_of(timed.generate(prompts, new)) == own
     assert tokens_of(draft(partner(stepper_of(family), drafting_point(LAYERS, way)), way, prompts, new).record) == own
 
@@ -141,7 +139,7 @@ def depths(record, model, prompts):
 def test_the_rule_of_these_tests_lets_some_tokens_exit():
     prompts, new = ENDING
     for family in FAMILIES:
-        found = ReferenceDecoder(stepper_of(family), adaptive(family), max_rows=MOST_ROWS).generate(prompts, new)
+        found = WalkedDecoder(stepper_of(family), adaptive(family), max_rows=MOST_ROWS).generate(prompts, new)
         assert len({depth for row in depths(found, 0, prompts) for depth in row}) > 1, family
 
 
@@ -163,9 +161,9 @@ def test_an_encoder_decoder_drafts_as_far_as_its_request(way):
     """T5 has no last position: distances beyond the last bucket share it."""
     stepper = Seq2SeqStepper(small_t5())
     prompts = [Prompt(np.array([START]), source) for source in some_sources(15, 6, 9)]
-    own = tokens_of(ReferenceDecoder(stepper, full_depth(stepper.layers), max_rows=3).generate(prompts, 12))
+    own = tokens_of(WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=3).generate(prompts, 12))
     point = drafting_point(stepper.layers, way)
-    assert tokens_of(SelfSpeculativeDecoder(stepper, way, max_rows=3, always=True).generate(prompts, 12)) == own
+    assert tokens_of(DraftingDecoder(stepper, way, max_rows=3, always=True).generate(prompts, 12)) == own
     assert tokens_of(draft(partner(stepper, point), way, prompts, 12).record) == own
 
 
@@ -215,7 +213,7 @@ def test_a_decoder_that_states_no_positions_is_fed_nothing_beyond_a_request(k):
     prompts, new = [Prompt(np.arange(n) % 7) for n in (9, 3, 5)], 7
     ends = [len(prompt.tokens) + new - 1 for prompt in prompts]
     point, stepper = drafting_point(LAYERS), CausalStepper(model)
-    own = tokens_of(ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=3).generate(prompts, new))
+    own = tokens_of(WalkedDecoder(stepper, full_depth(LAYERS), max_rows=3).generate(prompts, new))
     alone = Partner(WatchedDecoder(model, point, ends), point)
     way = Drafting(3, k, copied=k)
     assert tokens_of(self_speculate(alone, LAYERS - 1, prompts, new, k=k).record) == own

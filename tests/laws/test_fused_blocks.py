@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal
 from emad_ref.models.causal import CausalStepper
@@ -139,7 +139,7 @@ def ruled(thresholds, schedule):
 
 
 def generated(stepper, point):
-    return ReferenceDecoder(stepper, point, max_rows=3).generate(PROMPTS, 12)
+    return WalkedDecoder(stepper, point, max_rows=3).generate(PROMPTS, 12)
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
@@ -342,7 +342,7 @@ def test_a_token_alone_under_autograd_is_the_modules_too(family):
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama"])
 def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
-    decoder = ReferenceDecoder(pair(family, "float32")[0], full_depth(LAYERS))
+    decoder = WalkedDecoder(pair(family, "float32")[0], full_depth(LAYERS))
     prompts = [[Prompt(np.arange(first, first + 5))] for first in (1, 9)]
     alone = [decoder.generate(each, 60).emitted for each in prompts]
     with ThreadPoolExecutor(2) as pool:

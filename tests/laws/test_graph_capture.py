@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast import graph_buffers, graph_capture
 from emad_ref.models.fast.graph_buffers import bucket_size
@@ -80,7 +80,7 @@ def ruled(thresholds: tuple[float, ...]) -> OperatingPoint:
 
 
 def generated(stepper: CausalStepper, point: OperatingPoint, rows: int = 3, new: int = 14) -> Any:
-    return ReferenceDecoder(stepper, point, max_rows=rows).generate(PROMPTS[:rows], new)
+    return WalkedDecoder(stepper, point, max_rows=rows).generate(PROMPTS[:rows], new)
 
 
 def acting(stepper: CausalStepper) -> tuple[float, ...]:
@@ -175,7 +175,7 @@ class Both:
 
     def __init__(self, steppers: tuple[CausalStepper, CausalStepper], point: OperatingPoint = FULL, rows: int = 3):
         self.stepper = steppers[1]
-        opened = [ReferenceDecoder(stepper, point, max_rows=rows).start(PROMPTS[:rows]) for stepper in steppers]
+        opened = [WalkedDecoder(stepper, point, max_rows=rows).start(PROMPTS[:rows]) for stepper in steppers]
         self.sessions = [session for session, _ in opened]
         same(opened[0][1], opened[1][1], self.stepper)
 
@@ -513,9 +513,9 @@ def test_layers_that_a_decoder_put_in_are_used(engines):
             written.append(self._number)
             return super().write(*given)
 
-    session, _ = ReferenceDecoder(captured, FULL).start(PROMPTS[:1])
+    session, _ = WalkedDecoder(captured, FULL).start(PROMPTS[:1])
     session.close()
-    session, _ = ReferenceDecoder(captured, FULL).start([Prompt(np.array([3]))])
+    session, _ = WalkedDecoder(captured, FULL).start([Prompt(np.array([3]))])
     session.state.cache.layers[:] = [Noted(layer, 1, 8) for layer in range(1, LAYERS + 1)]
     session.state.cache.truncate(np.array([0]))
     session._trail[0].clear()
@@ -545,6 +545,6 @@ def test_the_record_says_what_ran(engines):
     assert loaded.stepper.backend == loaded.facts["ran"] == "fast, captured graphs"
     engines[0].refuses = "no"
     with pytest.warns(GraphCaptureWarning):
-        ReferenceDecoder(loaded.stepper, full_depth(loaded.geometry.layers)).generate(PROMPTS[:1], 12)
+        WalkedDecoder(loaded.stepper, full_depth(loaded.geometry.layers)).generate(PROMPTS[:1], 12)
     assert loaded.facts["ran"] == "fast, nothing captured: no"
     assert loaded.facts["backend"] == loaded.provenance["backend"] == "fast"

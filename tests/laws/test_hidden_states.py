@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
@@ -42,7 +42,7 @@ def test_hidden_states_under_any_falling_depth_are_the_full_models(family):
     allowed = tolerance(model.config.model_type, "float64", "cpu")
     for _ in range(3):
         depths = -np.sort(-rng.integers(1, LAYERS + 1, FED))
-        session, _ = ReferenceDecoder(listening, full_depth(LAYERS)).start([Prompt(tokens[:PROMPT])])
+        session, _ = WalkedDecoder(listening, full_depth(LAYERS)).start([Prompt(tokens[:PROMPT])])
         for at, depth in enumerate(depths, start=PROMPT):
             listening.heard.clear()
             session.feed(tokens[at : at + 1][None], np.array([[depth]]))

@@ -9,7 +9,7 @@ import torch
 import emad_ref
 from emad_ref.calibration.trace import take_trace, trace_stepwise
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.quantisation import int8_copy
@@ -49,7 +49,7 @@ def test_stepwise_trace_is_what_adaptive_decoding_does(int8):
     point = OperatingPoint("quantile", "quantile", 4, 4, (1, 2), (thresholds,))
     expected = replay(trace, point)
     assert len(set(expected.depth.tolist())) > 1
-    session, step = ReferenceDecoder(int8.stepper, point).start([Prompt(sequence.tokens[:5])])
+    session, step = WalkedDecoder(int8.stepper, point).start([Prompt(sequence.tokens[:5])])
     depths = []
     for at in range(4, 39):
         logits = step.logits[0, 0]
@@ -71,7 +71,7 @@ def test_on_a_float_model_stepwise_and_batched_traces_agree(loaded):
 
 def test_quantised_blocks_keep_their_own_forward(int8):
     assert all(step is None for step in int8.stepper._steps)
-    record = ReferenceDecoder(int8.stepper, full_depth(4)).generate([Prompt(np.array([1, 2, 3]))], 5)
+    record = WalkedDecoder(int8.stepper, full_depth(4)).generate([Prompt(np.array([1, 2, 3]))], 5)
     assert len(record.emitted[0]) == 5
 
 

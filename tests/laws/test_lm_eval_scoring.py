@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
@@ -132,7 +132,7 @@ POINTS = {
 @pytest.mark.parametrize("name", POINTS)
 def test_one_pass_and_a_replay_give_what_decoding_token_by_token_gives(loaded, pairs, name):
     point = POINTS[name]
-    decoder = ReferenceDecoder(loaded.stepper, point, max_rows=5)
+    decoder = WalkedDecoder(loaded.stepper, point, max_rows=5)
     mine, greedy = scores(EmadLM(loaded, point=point, max_length=LONGEST), pairs)
     slow, slow_greedy = scores(EmadLM(loaded, point=point, decoder=decoder, batch_size=5, max_length=LONGEST), pairs)
     np.testing.assert_allclose(mine, slow, rtol=0, atol=1e-5)  # float32 logarithms against float64 ones
@@ -150,7 +150,7 @@ def test_one_pass_and_a_replay_give_what_decoding_token_by_token_gives(loaded, p
     ids=["estimated", "copying"],
 )
 def test_what_replay_cannot_decide_is_decoded(loaded, pairs, point):
-    decoder = ReferenceDecoder(loaded.stepper, point, max_rows=4)
+    decoder = WalkedDecoder(loaded.stepper, point, max_rows=4)
     mine, _ = scores(EmadLM(loaded, point=point, max_length=LONGEST), pairs[:6])
     slow, _ = scores(EmadLM(loaded, point=point, decoder=decoder, batch_size=4, max_length=LONGEST), pairs[:6])
     np.testing.assert_allclose(mine, slow, rtol=0, atol=1e-9)  # the same decoding in other batches
@@ -176,7 +176,7 @@ def test_generation_at_an_adaptive_point_is_the_decoders_own(loaded):
     prompts = texts(5, 15, seed=7)
     lm = EmadLM(loaded, point=EARLY)
     mine = lm.generate_until([request(p, {"until": [], "max_gen_toks": 9}) for p in prompts], disable_tqdm=True)
-    decoder = ReferenceDecoder(loaded.stepper, EARLY)
+    decoder = WalkedDecoder(loaded.stepper, EARLY)
     for text, prompt in zip(mine, prompts, strict=True):
         ids = np.array(loaded.tokenizer.encode(prompt))
         record = decoder.generate([SimpleNamespace(tokens=ids, source=None)], 9, frozenset({lm.eot_token_id}))
@@ -203,10 +203,10 @@ def test_full_depth_reads_the_last_layer_only(loaded):
 
 def test_continuations_that_share_their_input_are_answered_apart(loaded):
     one_by_one = [
-        score_by_decoding(ReferenceDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (last,))])[0]
+        score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (last,))])[0]
         for last in (8, 9)
     ]
-    together = score_by_decoding(ReferenceDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (8, 9))])
+    together = score_by_decoding(WalkedDecoder(loaded.stepper, EARLY), [ForcedInput((5, 6, 7), 1, (8, 9))])
     assert together == one_by_one
     assert together[0] != together[1]
 

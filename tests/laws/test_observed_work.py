@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast.weight_layout import packed_view
 from emad_ref.models.matmul_counter import MatmulCounter
@@ -54,7 +54,7 @@ def found(model: object, decoder: Decoder, asked: list[Prompt], new: int = NEW) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_that_our_decoder_counts_is_seen(family: str) -> None:
     model = small_model(family, torch.float64)
-    decoder = ReferenceDecoder(CausalStepper(model), at_two(), max_rows=2)
+    decoder = WalkedDecoder(CausalStepper(model), at_two(), max_rows=2)
     seen = watched(model, decoder, prompts())
     assert check_observed_work([seen]).passed is True
     assert seen.work.tokens.tolist() == [2 * (5 + NEW)] * 2 + [2 * 5] * (LAYERS - 2)
@@ -66,7 +66,7 @@ def test_all_that_our_decoder_counts_is_seen(family: str) -> None:
 @pytest.mark.parametrize("schedule", ["free_eager", "free_deferred", "copying"])
 def test_fills_are_seen_where_keys_and_values_are_made(schedule: str) -> None:
     model = small_model("gpt_neox")
-    seen = watched(model, ReferenceDecoder(CausalStepper(model), at_two(schedule), max_rows=2), prompts())
+    seen = watched(model, WalkedDecoder(CausalStepper(model), at_two(schedule), max_rows=2), prompts())
     assert check_observed_work([seen]).passed is True
     if schedule != "free_deferred":
         assert seen.work.fills.sum() > 0
@@ -75,7 +75,7 @@ def test_fills_are_seen_where_keys_and_values_are_made(schedule: str) -> None:
 
 def test_an_encoder_decoders_layers_are_seen_and_its_source_is_no_token() -> None:
     model = small_t5()
-    decoder = ReferenceDecoder(Seq2SeqStepper(model), at_two(layers=model.config.num_decoder_layers), max_rows=2)
+    decoder = WalkedDecoder(Seq2SeqStepper(model), at_two(layers=model.config.num_decoder_layers), max_rows=2)
     asked = [Prompt(prompt.tokens, source) for prompt, source in zip(prompts(), some_sources(15, 15), strict=True)]
     assert found(model, decoder, asked).passed is True
 
@@ -99,7 +99,7 @@ def test_weights_side_by_side_are_a_row_each(family: str, monkeypatch: pytest.Mo
     """The reference decoder multiplies a single token with all of them at once."""
     model = small_model(family, torch.float32)
     lay_out_as_large(model, monkeypatch)
-    seen = watched(model, ReferenceDecoder(CausalStepper(model), at_two()), prompts(rows=1))
+    seen = watched(model, WalkedDecoder(CausalStepper(model), at_two()), prompts(rows=1))
     assert check_observed_work([seen]).passed is True
     rows = {layer: {rows for (at, _), rows in seen.rows.items() if at == layer} for layer in (1, LAYERS, HEAD)}
     assert rows == {1: {5 + NEW}, LAYERS: {5}, HEAD: {NEW}}
@@ -170,7 +170,7 @@ def test_readouts_of_every_layer_are_named() -> None:
 
 def test_what_runs_elsewhere_is_neither_shown_nor_refuted() -> None:
     other = small_model("gpt_neox", seed=1)
-    finding = found(other, ReferenceDecoder(CausalStepper(small_model("gpt_neox")), at_two(), max_rows=2), prompts())
+    finding = found(other, WalkedDecoder(CausalStepper(small_model("gpt_neox")), at_two(), max_rows=2), prompts())
     assert finding.passed is None
     assert "of 20 runs of layer 1, 0 were seen" in finding.detail
 
@@ -178,7 +178,7 @@ def test_what_runs_elsewhere_is_neither_shown_nor_refuted() -> None:
 @pytest.mark.parametrize("layer", range(1, LAYERS + 1))
 def test_one_run_more_or_less_than_counted_decides(layer: int) -> None:
     model = small_model("gpt_neox")
-    seen = watched(model, ReferenceDecoder(CausalStepper(model), at_two(), max_rows=2), prompts())
+    seen = watched(model, WalkedDecoder(CausalStepper(model), at_two(), max_rows=2), prompts())
     for more, passed in ((1, None), (-1, False)):
         tokens = seen.work.tokens.copy()
         tokens[layer - 1] += more

@@ -19,7 +19,7 @@ from torch import nn
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal, placement
 from emad_ref.models.causal import CausalStepper
@@ -128,7 +128,7 @@ def prompts(seed: int = 0) -> list[Prompt]:
 
 def fed(walked: Stepper, given: list[Prompt]) -> Iterator[np.ndarray]:
     """Return logits of a ragged batch at forced depths that differ by row, with a rollback and a dropped row."""
-    session, step = ReferenceDecoder(walked, full_depth(LAYERS), max_rows=len(given)).start(given)
+    session, step = WalkedDecoder(walked, full_depth(LAYERS), max_rows=len(given)).start(given)
     yield step.logits
     rng = np.random.default_rng(1)
     for depths in ([6, 3, 5], [4, 3, 2], [3, 3, 1]):
@@ -187,12 +187,12 @@ def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine
     family = "opt_350m" if schedule in ("copying", "translated") else "gpt_neox"
     alone = CausalStepper(small_model(family))
     point = some_point(alone, schedule)
-    expected = ReferenceDecoder(alone, point, max_rows=3).generate(prompts(), 8)
+    expected = WalkedDecoder(alone, point, max_rows=3).generate(prompts(), 8)
     with machine.open():
         walked = CausalStepper(spread(small_model(family), machine))
         if point.translators is not None:
             assert attached_translators(walked, (1, 3)) == point.translators
-        found = ReferenceDecoder(walked, point, max_rows=3).generate(prompts(), 8)
+        found = WalkedDecoder(walked, point, max_rows=3).generate(prompts(), 8)
     assert len(set(expected.tokens.depth.tolist())) > 1, "every token ran to the same depth: nothing was tested"
     assert (found.tokens.depth == expected.tokens.depth).all()
     for mine, theirs in zip(found.emitted, expected.emitted, strict=True):
@@ -218,7 +218,7 @@ def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> 
 def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
     with machine.open():
         walked = CausalStepper(spread(small_model("llama"), machine))
-        session, _ = ReferenceDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
+        session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
         for number, layer in enumerate(session._store.cache.layers, start=1):
             place = machine.first if number in ON_FIRST else machine.second
             assert [tensor.device for tensor in layer.row_kv(0)] == [place, place], f"layer {number}"
@@ -228,7 +228,7 @@ def test_only_to_device_moves_and_only_where_the_device_changes() -> None:
     machine = named()
     with machine.open() as devices:
         walked = CausalStepper(spread(small_model("llama"), machine))
-        session, _ = ReferenceDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
+        session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
         devices.crossings.clear()
         session.feed(np.array([[1], [2], [3]]))
     there, back = (machine.second, machine.first, True), (machine.first, machine.second, True)
@@ -303,5 +303,5 @@ def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     walked = CausalStepper(small_model("llama"))
     walked.device, walked.devices = torch.device("cuda:1"), (torch.device("cuda:0"), torch.device("cuda:1"))
-    ReferenceDecoder(walked, full_depth(LAYERS)).synchronize()
+    WalkedDecoder(walked, full_depth(LAYERS)).synchronize()
     assert sorted(map(str, waited)) == ["cuda:0", "cuda:1"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.prefix_tree import AHEAD, PrefixTrees, TextGenerationRequest
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
@@ -81,7 +81,7 @@ def partners():
 
 def partnered(stepper):
     point = full_depth(stepper.layers)
-    return Partner(ReferenceDecoder(stepper, point, max_rows=4), point)
+    return Partner(WalkedDecoder(stepper, point, max_rows=4), point)
 
 
 RULES = [

@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
@@ -123,7 +123,7 @@ def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, tr
     expected = replay(trace, point)
     for number, sequence in enumerate(sequences):
         rows = slice(trace.starts[number], trace.starts[number + 1])
-        decoder = ReferenceDecoder(stepper, point)
+        decoder = WalkedDecoder(stepper, point)
         start = sequence.adaptive_from
         session, step = decoder.start([Prompt(sequence.tokens[: start + 1])])
         depths, losses = [], []
@@ -153,7 +153,7 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     counted = None
     for sequence in sequences:
         start = sequence.adaptive_from
-        session, _ = ReferenceDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1])])
+        session, _ = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1])])
         for token in sequence.tokens[start + 1 : -1]:
             session.feed(token[None, None])
         counted = session.work if counted is None else counted + session.work
@@ -178,7 +178,7 @@ def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper,
 
 def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
     prompt = np.array([5, 9, 2, 44])
-    record = ReferenceDecoder(stepper, point).generate([Prompt(prompt)], 25, frozenset())
+    record = WalkedDecoder(stepper, point).generate([Prompt(prompt)], 25, frozenset())
     history = np.concatenate([prompt, record.emitted[0]])
     seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], estimators=ESTIMATED)
     expected = replay(seen, point)
@@ -192,9 +192,9 @@ def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
 
 def test_rows_of_a_batch_are_the_rows_alone(stepper, point):
     prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
-    together = ReferenceDecoder(stepper, point, max_rows=4).generate(prompts, 20, frozenset({11}))
+    together = WalkedDecoder(stepper, point, max_rows=4).generate(prompts, 20, frozenset({11}))
     for row, prompt in enumerate(prompts):
-        alone = ReferenceDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
+        alone = WalkedDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
         assert together.emitted[row].tolist() == alone.emitted[0].tolist()
         assert (
             together.tokens.select_sequence(row, DECODE).depth.tolist()
@@ -206,7 +206,7 @@ def test_rows_of_a_batch_are_the_rows_alone(stepper, point):
 def test_full_depth_adaptive_is_the_models_own_greedy_decoding(stepper):
     prompt = torch.tensor([[5, 9, 2, 44]])
     own = stepper.model.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
-    record = ReferenceDecoder(stepper, full_depth(LAYERS)).generate([Prompt(prompt[0].numpy())], 20, frozenset())
+    record = WalkedDecoder(stepper, full_depth(LAYERS)).generate([Prompt(prompt[0].numpy())], 20, frozenset())
     assert record.emitted[0].tolist() == own[0, 4:].tolist()
 
 
@@ -222,7 +222,7 @@ def test_free_depth_leaves_the_full_models_cache(stepper, trace):
     """Eager backfill: after any depths the next full-depth logits are the full model's."""
     point = quantile_point(trace, 0.5, "free_eager")
     tokens = np.random.default_rng(3).integers(0, VOCABULARY, 20)
-    session, step = ReferenceDecoder(stepper, point).start([Prompt(tokens[:3])])
+    session, step = WalkedDecoder(stepper, point).start([Prompt(tokens[:3])])
     reference = compute_layer_logits(stepper, tokens)
     depths = []
     for at in range(2, 20):

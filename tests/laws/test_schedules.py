@@ -13,7 +13,7 @@ import torch
 
 from emad_ref.calibration.trace import compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt
@@ -47,7 +47,7 @@ def point(thresholds, schedule, **options):
 
 def fed(stepper, chosen, tokens):
     """Return (session, steps) of teacher-forcing all tokens but the last."""
-    session, first = ReferenceDecoder(stepper, chosen).start([Prompt(tokens[:PROMPT])])
+    session, first = WalkedDecoder(stepper, chosen).start([Prompt(tokens[:PROMPT])])
     return session, [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
 
 
@@ -83,9 +83,9 @@ def test_rows_of_a_batch_are_the_rows_alone(stepper, thresholds, schedule):
     """Rows stop one after the other inside a step; K/V above an exit belong to the row that stopped."""
     chosen = point(thresholds, schedule)
     prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
-    together = ReferenceDecoder(stepper, chosen, max_rows=4).generate(prompts, 20, frozenset({11}))
+    together = WalkedDecoder(stepper, chosen, max_rows=4).generate(prompts, 20, frozenset({11}))
     for row, prompt in enumerate(prompts):
-        alone = ReferenceDecoder(stepper, chosen).generate([prompt], 20, frozenset({11}))
+        alone = WalkedDecoder(stepper, chosen).generate([prompt], 20, frozenset({11}))
         assert together.emitted[row].tolist() == alone.emitted[0].tolist()
 
 
@@ -111,7 +111,7 @@ def stopped_early(stepper, tokens, depths):
     """Return a session of unequal rows whose last tokens stopped at ``depths`` [rows, n], and its histories."""
     chosen, depths = point((-np.inf, -np.inf), "free_deferred"), np.array(depths)
     prompts = [Prompt(tokens[row : 2 * row + 3]) for row in range(len(depths))]
-    session, _ = ReferenceDecoder(stepper, chosen, max_rows=len(depths)).start(prompts)
+    session, _ = WalkedDecoder(stepper, chosen, max_rows=len(depths)).start(prompts)
     fed = np.array([tokens[-(row + 1) - depths.shape[1] :][: depths.shape[1]] for row in range(len(depths))])
     for column in range(depths.shape[1]):
         session.feed(fed[:, [column]], depths[:, [column]])
@@ -131,7 +131,7 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
     for row, history in enumerate(histories):
         lens = compute_layer_logits(stepper, history)
         assert np.abs(step.logits[row] - lens[-asked:, LAYERS - 1]).max() < EXACT
-        fresh, _ = ReferenceDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
+        fresh, _ = WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
         for mine, theirs in zip(session._store.cache.layers, fresh._store.cache.layers, strict=True):
             for held, expected in zip(mine.row_kv(row), theirs.row_kv(0), strict=True):
                 assert held.shape == expected.shape

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import (
     CREDIT,
     MOST_LOST,
     Drafting,
+    DraftingDecoder,
     RoundKindChooser,
-    SelfSpeculativeDecoder,
     draft,
     drafting_point,
     self_speculate,
@@ -61,24 +61,22 @@ def gate_of(family="gpt_neox", seed=0):
 @cache
 def alone(family="gpt_neox", rows=ROWS, stop=frozenset()):
     stepper = stepper_of(family)
-    return ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
+    return WalkedDecoder(stepper, full_depth(LAYERS), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
 
 
 def by_protocol(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
     point = drafting_point(LAYERS, way)
-    model = Partner(ReferenceDecoder(stepper_of(family), point, max_rows=ROWS), point)
+    model = Partner(WalkedDecoder(stepper_of(family), point, max_rows=ROWS), point)
     return draft(model, way, prompts[:rows], NEW, stop=stop)
 
 
 def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
-    return SelfSpeculativeDecoder(stepper_of(family), way, max_rows=ROWS, always=True).generate(
-        prompts[:rows], NEW, stop
-    )
+    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS, always=True).generate(prompts[:rows], NEW, stop)
 
 
 def of_rounds(way, rows=ROWS):
     """Return the work of rounds alone on the timed path, whose first pass over prompts differs from the protocol's."""
-    decoder = SelfSpeculativeDecoder(stepper_of(), way, max_rows=ROWS, always=True)
+    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS, always=True)
     whole, opening = (decoder.generate(LEVEL[:rows], new).work[0] for new in (NEW, 1))
     return whole - opening
 
@@ -226,7 +224,7 @@ def test_both_paths_execute_the_same(rows):
 
 def test_drafting_always_by_the_models_own_head_is_self_speculation():
     way, point = Drafting(3, 4), drafting_point(LAYERS)
-    model = Partner(ReferenceDecoder(stepper_of(), point, max_rows=ROWS), point)
+    model = Partner(WalkedDecoder(stepper_of(), point, max_rows=ROWS), point)
     known = self_speculate(model, 3, LEVEL, NEW, k=4)
     same = by_protocol(way, prompts=LEVEL)
     assert texts(same.record) == texts(known.record)
@@ -241,7 +239,7 @@ def test_drafting_always_by_the_models_own_head_is_self_speculation():
 def test_a_layer_without_a_translator_is_refused():
     name = attached(stepper_of(), (2, 4), seed=3)
     with pytest.raises(BadArgument, match=r"drafting\.layer=3, but expected a layer that the lens translates \(2, 4\)"):
-        SelfSpeculativeDecoder(stepper_of(), Drafting(3, 2, lens=name))
+        DraftingDecoder(stepper_of(), Drafting(3, 2, lens=name))
 
 
 def test_a_gate_that_says_no_number_is_refused():
@@ -257,7 +255,7 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
     def shallow(self, session, chunk, starts):
         return self.stepper.logits(chunk).argmax(dim=-1).tolist()
 
-    monkeypatch.setattr(SelfSpeculativeDecoder, "_verify", shallow)
+    monkeypatch.setattr(DraftingDecoder, "_verify", shallow)
     assert texts(timed(way)) != texts(alone())
 
 
@@ -277,7 +275,7 @@ class EveryKindInTurn(RoundKindChooser):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
     way = Drafting(2, 3, copied=4)
-    decoder = SelfSpeculativeDecoder(stepper_of(family), way, max_rows=ROWS)
+    decoder = DraftingDecoder(stepper_of(family), way, max_rows=ROWS)
     decoder._choice = EveryKindInTurn()
     record = decoder.generate(PROMPTS, NEW, frozenset())
     assert texts(record) == texts(alone(family))

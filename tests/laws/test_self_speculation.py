@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
@@ -36,13 +36,13 @@ def stepper():
     return CausalStepper(small_model("gpt_neox", seed=0))
 
 
-def partner(stepper, decoder=ReferenceDecoder):
+def partner(stepper, decoder=WalkedDecoder):
     point = drafting_point(stepper.layers)
     return Partner(decoder(stepper, point, max_rows=ROWS), point)
 
 
 def alone(stepper, rows, stop=frozenset()):
-    return ReferenceDecoder(stepper, full_depth(stepper.layers), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
+    return WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
     walked = CausalStepper(tiny.model)
     texts = generate_documents("world:premise", "evaluate", seed=7)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
-    own = ReferenceDecoder(walked, full_depth(12), max_rows=ROWS).generate(prompts, BUNDLED_NEW)
+    own = WalkedDecoder(walked, full_depth(12), max_rows=ROWS).generate(prompts, BUNDLED_NEW)
     for prompt, emitted in zip(prompts, own.emitted, strict=True):
         logits = compute_layer_logits(walked, np.concatenate([prompt.tokens, emitted]))[len(prompt.tokens) - 1 : -1, -1]
         runner_up, best = np.sort(logits)[:, -2:].T
@@ -144,7 +144,7 @@ class Watched:
             assert len(history) == length[row] == self.session.length[row]
             assert self.session._trail[row] == [LAYERS] * len(history), "every accepted token has been deepened"
             assert not any(position >= len(history) for position in self.session._store.deferred.waiting[row])
-            fresh, _ = ReferenceDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
+            fresh, _ = WalkedDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
             for mine, theirs in zip(self.session._store.cache.layers, fresh._store.cache.layers, strict=True):
                 for held, expected in zip(mine.row_kv(row), theirs.row_kv(0), strict=True):
                     assert held.shape == expected.shape
@@ -152,7 +152,7 @@ class Watched:
         self.session.commit(length)
 
 
-class Watching(ReferenceDecoder):
+class Watching(WalkedDecoder):
     """A decoder of watched sessions; ``worst`` holds the largest difference of each comparison."""
 
     def start(self, prompts):
@@ -201,9 +201,9 @@ def test_work_is_what_the_record_says(stepper, exit_layer, k, rows):
 @pytest.mark.parametrize("k", [1, 4])
 def test_two_sessions_would_run_the_layers_below_the_exit_twice(stepper, exit_layer, k, rows):
     """The saving is all block work of a second session: layers 1 … e of the tokens that both read."""
-    itself = Partner(ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=rows), full_depth(LAYERS))
+    itself = Partner(WalkedDecoder(stepper, full_depth(LAYERS), max_rows=rows), full_depth(LAYERS))
     point = truncated(LAYERS, exit_layer)
-    shallow = Partner(ReferenceDecoder(stepper, point, max_rows=rows), point)
+    shallow = Partner(WalkedDecoder(stepper, point, max_rows=rows), point)
     prompts = PROMPTS[:rows]
     two = speculate(shallow, itself, prompts, NEW, k=k)
     one = self_speculate(partner(stepper), exit_layer, prompts, NEW, k=k)

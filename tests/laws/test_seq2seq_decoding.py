@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
@@ -52,7 +52,7 @@ def starts():
 
 
 def test_full_depth_is_the_models_own_greedy_generation(stepper):
-    record = ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=3).generate(starts(), 10)
+    record = WalkedDecoder(stepper, full_depth(LAYERS), max_rows=3).generate(starts(), 10)
     for source, emitted in zip(SOURCES, record.emitted, strict=True):
         own = stepper.model.generate(
             torch.from_numpy(source)[None], max_new_tokens=10, min_new_tokens=10, do_sample=False, num_beams=1,
@@ -66,10 +66,10 @@ def test_full_depth_is_the_models_own_greedy_generation(stepper):
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_emitted_tokens_are_the_full_models_readout_at_their_depth(stepper, point, schedule):
     """Position 0, the start token, is the first decoding step and obeys the rule; rows equal rows decoded alone."""
-    decoder = ReferenceDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
+    decoder = WalkedDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
     record = decoder.generate(prompts(5, 7), 9)
     for row, prompt in enumerate(prompts(5, 7)):
-        alone = ReferenceDecoder(stepper, decoder.point).generate([prompt], 9)
+        alone = WalkedDecoder(stepper, decoder.point).generate([prompt], 9)
         decided = record.tokens.select_sequence(row, DECODE)
         assert record.emitted[row].tolist() == alone.emitted[0].tolist()
         assert decided.depth.tolist() == alone.tokens.select_sequence(0, DECODE).depth.tolist()
@@ -86,7 +86,7 @@ def test_emitted_tokens_are_the_full_models_readout_at_their_depth(stepper, poin
 def test_forced_depths_give_the_full_models_logits(stepper):
     targets = some_targets(3)
     wanted = readouts(stepper, SOURCES, targets).numpy()
-    session, _ = ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=3).start(starts())
+    session, _ = WalkedDecoder(stepper, full_depth(LAYERS), max_rows=3).start(starts())
     depths = -np.sort(-np.random.default_rng(2).integers(1, LAYERS + 1, (3, TOKENS - 1)), axis=1)
     for at in range(1, TOKENS):
         step = session.feed(targets[:, at : at + 1].numpy(), depths[:, at - 1 : at])
@@ -102,7 +102,7 @@ def test_forced_depths_give_the_full_models_logits(stepper):
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_the_ledger_is_pytorchs_count(stepper, point, adaptive, words):
     """Generation of ragged sources and prompts, rows ending at different times; all FLOPs are assigned to a part."""
-    decoder = ReferenceDecoder(stepper, point if adaptive else full_depth(LAYERS), max_rows=3)
+    decoder = WalkedDecoder(stepper, point if adaptive else full_depth(LAYERS), max_rows=3)
     given = prompts(*words) if words else starts()
     never = decoder.generate(given, 8)
     stop = frozenset({int(never.emitted[1][3])})  # row 1 leaves early
@@ -121,7 +121,7 @@ def test_the_ledger_is_pytorchs_count(stepper, point, adaptive, words):
 
 def test_layers_that_no_token_reaches_never_read_the_source(stepper, point):
     always = replace(point, thresholds=((float("inf"),) * 2,))
-    session, _ = ReferenceDecoder(stepper, always, max_rows=3).start(starts())
+    session, _ = WalkedDecoder(stepper, always, max_rows=3).start(starts())
     assert session.work.cross_fills.tolist() == [45, 45, 0, 0, 0, 0]
     session.drop(np.array([1]))
     before = session.work
@@ -131,7 +131,7 @@ def test_layers_that_no_token_reaches_never_read_the_source(stepper, point):
 
 def test_a_source_is_needed_here_and_refused_elsewhere(stepper):
     with pytest.raises(BadArgument, match=r"sources\[0\]=None.*T5 reads a source"):
-        ReferenceDecoder(stepper, full_depth(LAYERS)).start([Prompt(np.array([START]))])
+        WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(np.array([START]))])
     with pytest.raises(BadArgument, match=r"prompts\[0\].source=.*no encoder to read it"):
         CausalStepper(small_model("gpt_neox")).open_cache([SOURCES[0]])
     work = Work.none(LAYERS)
@@ -149,7 +149,7 @@ def test_copied_states_in_float16_are_those_of_float32_rounded():
     found = []
     for dtype in (torch.float32, torch.float16):
         stepper = Seq2SeqStepper(small_t5("t5", dtype))
-        record = ReferenceDecoder(stepper, point, max_rows=3).generate(starts(), 8)
+        record = WalkedDecoder(stepper, point, max_rows=3).generate(starts(), 8)
         assert {*record.tokens.depth} == {2}
         found.append(decoded_columns(stepper, stepper.geometry, pairs, [point]).nll_nats)
     tokens = TOKENS - 1

@@ -8,7 +8,7 @@ import torch
 
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load, shared_vocabulary_size
@@ -49,7 +49,7 @@ def adaptive(stepper, quantile=0.1, schedule="monotone", period=None):
 
 
 def partner(stepper, point, rows=ROWS):
-    return Partner(ReferenceDecoder(stepper, point, max_rows=rows), point)
+    return Partner(WalkedDecoder(stepper, point, max_rows=rows), point)
 
 
 DRAFTS = {
@@ -177,13 +177,13 @@ class Kept:
 @pytest.mark.parametrize("drafter", ["another model", "itself, adaptive"])
 def test_both_caches_hold_what_they_would_after_the_same_tokens(small, large, drafter, verifier, k):
     points = DRAFTS[drafter](small, large), (large, VERIFIERS[verifier](large))
-    pair = [Partner(Kept(ReferenceDecoder(stepper, point)), point) for stepper, point in points]
+    pair = [Partner(Kept(WalkedDecoder(stepper, point)), point) for stepper, point in points]
     prompt = PROMPTS[0]
     done = speculate(*pair, [prompt], NEW, k=k)
     history = np.concatenate([prompt.tokens, done.record.emitted[0]])
     for (stepper, point), one in zip(points, pair, strict=True):
         session = one.decoder.sessions[0]
-        fresh, _ = ReferenceDecoder(stepper, point).start([prompt])
+        fresh, _ = WalkedDecoder(stepper, point).start([prompt])
         for token in history[len(prompt.tokens) : session.length[0]]:
             fresh.feed(token[None, None])
         assert session.length.tolist() == fresh.length.tolist()

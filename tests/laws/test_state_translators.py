@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from emad_ref.calibration.linear_maps import fit_translators
 from emad_ref.calibration.trace import compute_sequence_states, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.matmul_counter import MatmulCounter
@@ -62,7 +62,7 @@ def translated(digest: str, family: str = "llama") -> OperatingPoint:
 
 def fed(stepper: Stepper, point: OperatingPoint, tokens: np.ndarray) -> tuple[list[Step], Work, list[torch.Tensor]]:
     """Return (steps, work, K of every layer) of teacher-forcing all tokens but the last."""
-    session, first = ReferenceDecoder(stepper, point).start([Prompt(tokens[:PROMPT])])
+    session, first = WalkedDecoder(stepper, point).start([Prompt(tokens[:PROMPT])])
     steps = [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
     keys = [layer.row_kv(0)[0].clone() for layer in session._store.cache.layers]
     return steps, session.work, keys
@@ -124,8 +124,8 @@ def test_translators_that_know_the_true_states_are_exact() -> None:
     for name in ("free_eager", "translated", "copying"):
         digest = known if name == "translated" else None
         point = OperatingPoint(name, "test", LAYERS, LAYERS, (1,), ((-np.inf,),), name, translators=digest)  # type: ignore[arg-type]
-        session = ReferenceDecoder(stepper, point).session(
-            ReferenceDecoder(stepper, point)._forward, [Prompt(tokens[:1])], 64
+        session = WalkedDecoder(stepper, point).session(
+            WalkedDecoder(stepper, point)._forward, [Prompt(tokens[:1])], 64
         )
         session.feed(tokens[None, : PROMPT - 1], np.full((1, PROMPT - 1), LAYERS))
         session.feed(tokens[None, PROMPT - 1 : PROMPT], np.array([[1]]))
@@ -161,7 +161,7 @@ def test_decoded_columns_charge_each_row_for_its_own(rows: int) -> None:
     point = translated(digest)
     found = decoded_columns(stepper, stepper.geometry, texts, [point], rows=rows)
     for row, each in enumerate(texts):
-        prompts, decoder = [Prompt(each.tokens[: each.adaptive_from + 1])], ReferenceDecoder(stepper, point)
+        prompts, decoder = [Prompt(each.tokens[: each.adaptive_from + 1])], WalkedDecoder(stepper, point)
         session, step = decoder.start(prompts)
         steps = [step, *(session.feed(token[None, None]) for token in each.tokens[each.adaptive_from + 1 : -1])]
         work = session.work - decoder.prompt_work(prompts)
@@ -178,7 +178,7 @@ def test_the_ledger_is_what_torch_counts() -> None:
     stepper = stepper_of()
     for rank in (3, None):
         point = translated(attached_translators(stepper, PROBES, rank))
-        session, _ = ReferenceDecoder(stepper, point).start([Prompt(text()[:PROMPT])])
+        session, _ = WalkedDecoder(stepper, point).start([Prompt(text()[:PROMPT])])
         before = session.work
         with FlopCounterMode(display=False) as counter:
             session.feed(text()[None, PROMPT : PROMPT + 1], np.array([[1]]))
@@ -195,7 +195,7 @@ def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
     asked = [Prompt(text()[row : row + 6]) for row in range(3)]
     taken = {}
     for name, each in (("translated", point), ("again", point), ("copied", copying())):
-        decoder = ReferenceDecoder(stepper, each, max_rows=3)
+        decoder = WalkedDecoder(stepper, each, max_rows=3)
         with MatmulCounter(model) as executed:
             record = decoder.generate(asked, 20, frozenset())
         assert record.work is not None
@@ -214,7 +214,7 @@ def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
 
 def test_rollback_restores_and_rows_of_a_batch_are_the_rows_alone() -> None:
     stepper, point = stepper_of(), translated(attached_translators(stepper_of(), PROBES, 3))
-    session, _ = ReferenceDecoder(stepper, point).start([Prompt(text()[:PROMPT])])
+    session, _ = WalkedDecoder(stepper, point).start([Prompt(text()[:PROMPT])])
     for token in text()[PROMPT:-6]:
         session.feed(token[None, None])
     length = session.length
@@ -223,9 +223,9 @@ def test_rollback_restores_and_rows_of_a_batch_are_the_rows_alone() -> None:
     session.commit(session.length)
     assert np.array_equal(first, logits([session.feed(token[None, None]) for token in text()[-6:-1]]))
     prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
-    together = ReferenceDecoder(stepper, point, max_rows=4).generate(prompts, 20, frozenset({11}))
+    together = WalkedDecoder(stepper, point, max_rows=4).generate(prompts, 20, frozenset({11}))
     for row, prompt in enumerate(prompts):
-        alone = ReferenceDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
+        alone = WalkedDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
         assert together.emitted[row].tolist() == alone.emitted[0].tolist()
     assert len(set(together.tokens.depth.tolist())) > 2
 
@@ -234,13 +234,13 @@ def test_a_row_that_is_dropped_takes_nothing_with_it() -> None:
     stepper, point = stepper_of(), translated(attached_translators(stepper_of(), PROBES, 3))
     prompts = [Prompt(text()[:3]), Prompt(text()[3:9]), Prompt(text()[9:11])]
     deep = np.array([[1, 4, 2], [2, 6, 1], [6, 1, 6], [1, 6, 6]])
-    session, _ = ReferenceDecoder(stepper, point, max_rows=3).start(prompts)
+    session, _ = WalkedDecoder(stepper, point, max_rows=3).start(prompts)
     for step in range(2):
         session.feed(text()[None, step].repeat(3)[:, None], deep[step][:, None])
     session.drop(np.array([1]))
     seen = [session.feed(text()[None, step].repeat(2)[:, None], deep[step][[0, 2], None]) for step in (2, 3)]
     for row, original in enumerate((0, 2)):
-        alone, _ = ReferenceDecoder(stepper, point).start([prompts[original]])
+        alone, _ = WalkedDecoder(stepper, point).start([prompts[original]])
         steps = [alone.feed(text()[None, [step]], deep[step][[original], None]) for step in range(4)]
         both = np.abs(np.array([step.logits[row] for step in seen]) - np.array([step.logits[0] for step in steps[2:]]))
         assert both.max() < ROUNDING
@@ -268,7 +268,7 @@ def test_an_encoder_decoder_translates_its_own_positions_and_nothing_of_the_sour
         assert np.abs(columns.nll_nats[:, 0] - columns.nll_nats[:, 2]).max() > 1e-3
         counted = {}
         for name, point in (("copied", copied), ("zeros", points[0])):
-            decoder = ReferenceDecoder(stepper, point)
+            decoder = WalkedDecoder(stepper, point)
             session, step = decoder.start([Prompt(pairs[0].tokens[:1], pairs[0].source)])
             steps = [step, *(session.feed(token[None, None]) for token in pairs[0].tokens[1:-1])]
             counted[name] = session.work

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
@@ -122,7 +122,7 @@ def point(request: pytest.FixtureRequest) -> OperatingPoint:
 def decoded(point: OperatingPoint, text: TokenSequence, stepper: Stepper) -> tuple[list[int], np.ndarray, Work]:
     """Return (depths, logits [n, V], work) of one text fed token by token."""
     start = text.adaptive_from
-    session, step = ReferenceDecoder(stepper, point).start([Prompt(text.tokens[: start + 1])])
+    session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[: start + 1])])
     depths, logits = [int(step.depth[0, 0])], [step.logits[0, 0]]
     for token in text.tokens[start + 1 : -1]:
         step = session.feed(np.array([[token]]))
@@ -231,7 +231,7 @@ def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> No
 
 def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
     prompt = np.array([5, 9, 2, 44])
-    record = ReferenceDecoder(stepper_of(), point, max_rows=2).generate([Prompt(prompt), Prompt(prompt[:2])], 20)
+    record = WalkedDecoder(stepper_of(), point, max_rows=2).generate([Prompt(prompt), Prompt(prompt[:2])], 20)
     for row, asked in enumerate((prompt, prompt[:2])):
         history = np.concatenate([asked, record.emitted[row]])
         seen = take_trace(
@@ -250,12 +250,12 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
 def test_drafts_through_a_lens_leave_the_models_own_output(exit_layer: int) -> None:
     """Drafts come from the lens, output from the model; the head of a draft row is charged for the translator."""
     stepper, prompts = stepper_of(), [Prompt(np.array([5, 9, 2, 44])), Prompt(np.array([7]))]
-    own = ReferenceDecoder(stepper, full_depth(LAYERS), max_rows=2).generate(prompts, 15)
+    own = WalkedDecoder(stepper, full_depth(LAYERS), max_rows=2).generate(prompts, 15)
     drafted = []
     for name in (None, digest()):
         point = replace(drafting_point(LAYERS), lens=name)
         done = self_speculate(
-            Partner(ReferenceDecoder(stepper, point, max_rows=2), point), exit_layer, prompts, 15, k=3
+            Partner(WalkedDecoder(stepper, point, max_rows=2), point), exit_layer, prompts, 15, k=3
         ).record
         assert [row.tolist() for row in done.emitted] == [row.tolist() for row in own.emitted]
         assert done.work is not None
@@ -278,7 +278,7 @@ def test_an_encoder_decoder_reads_through_a_lens_too() -> None:
     assert len(set(expected.depth.tolist())) > 1
     for number, text in enumerate(seen):
         rows = slice(trace.starts[number], trace.starts[number + 1])
-        session, step = ReferenceDecoder(stepper, point).start([Prompt(text.tokens[:3], text.source)])
+        session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[:3], text.source)])
         depths, losses = [], []
         for following in text.tokens[3:]:
             logits = step.logits[0, 0]

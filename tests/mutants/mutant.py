@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.reference import ReferenceDecoder, ReferenceSession, Sampler
+from emad_ref.decoding.reference import ReferenceSession, Sampler, WalkedDecoder
 from emad_ref.errors import EmadError
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.models.stepper import Stepper
@@ -106,7 +106,7 @@ class MutantSession(ReferenceSession):
             vars(layer)["owner"] = self
 
 
-class MutantDecoder(ReferenceDecoder):
+class MutantDecoder(WalkedDecoder):
     """Applies ``change_stepper`` to the model, and ``prepare`` to the finished decoder."""
 
     session = MutantSession
@@ -118,7 +118,7 @@ class MutantDecoder(ReferenceDecoder):
         type(self).prepare(self)
 
 
-def make_decoder(kind: type[ReferenceDecoder], request: Request) -> Decoder:
+def make_decoder(kind: type[WalkedDecoder], request: Request) -> Decoder:
     """A decoder of ``kind`` over the copy of the model that the request lends."""
     return kind(
         request.model.load().stepper,

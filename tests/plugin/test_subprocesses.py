@@ -170,9 +170,9 @@ def test_race(emad_host, emad_settings):
 COUNTS = """
 import os
 from pathlib import Path
-from emad_ref import ReferenceDecoder
+from emad_ref import WalkedDecoder
 
-class Counting(ReferenceDecoder):
+class Counting(WalkedDecoder):
     "Ours, and a line for every process in which it decodes."
     def generate(self, *asked):
         with open(Path(__file__).parent / "decoded", "a") as file:

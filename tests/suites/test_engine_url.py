@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
@@ -43,7 +43,7 @@ def completing(longest: int = WINDOW) -> Complete:
         prompt: tuple[int, ...], max_new: int, stop: frozenset[int], temperature: float, seed: int
     ) -> tuple[list[int], bool]:
         torch.set_num_threads(1)
-        decoder = ReferenceDecoder(stepper, full_depth(stepper.layers), seed=seed, temperature=temperature)
+        decoder = WalkedDecoder(stepper, full_depth(stepper.layers), seed=seed, temperature=temperature)
         record = decoder.generate([Prompt(np.array(prompt[-longest:]))], max_new, stop)
         return record.emitted[0].tolist(), record.stop[0] == "stop token"
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import LoadedModel
 from emad_ref.protocol import Prompt, Request, Unsupported
 from emad_ref.record import Ints, Record
@@ -148,7 +148,7 @@ class PlainEngine(TokenDecoder):
         super().__init__(request)
         stepper = request.model.load().stepper
         self.window = stepper.max_positions
-        self.decoder = ReferenceDecoder(stepper, request.point, max_rows=request.max_rows)
+        self.decoder = WalkedDecoder(stepper, request.point, max_rows=request.max_rows)
 
     def read(self, prompts: Sequence[Ints], max_new: int) -> Sequence[Ints]:
         return prompts

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import (
     EMISSIONS,
@@ -92,7 +92,7 @@ def test_every_value_of_a_field_is_used(values: Any, used: Any) -> None:
 def check(opened: Any, rng: np.random.Generator) -> FieldsCheck:
     allowed = tolerance("gpt_neox", "float64", "cpu")
     return FieldsCheck(
-        opened, lambda point: ReferenceDecoder(stepper(), point), ModelLens(stepper()), SIZES, NEW, rng, allowed
+        opened, lambda point: WalkedDecoder(stepper(), point), ModelLens(stepper()), SIZES, NEW, rng, allowed
     )
 
 
@@ -103,7 +103,7 @@ def audited(name: str, by: PointChange = lambda point: point) -> Finding:
 
     @contextmanager
     def opened(point: OperatingPoint) -> Iterator[Decoder]:
-        yield ReferenceDecoder(stepper(), by(point))
+        yield WalkedDecoder(stepper(), by(point))
 
     return check(opened, rng).check_variants(Prompt(text[:6]), text[6:], {name: VARIANTS[name]})
 

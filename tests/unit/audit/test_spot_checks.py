@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
@@ -137,8 +137,8 @@ def copying(changed: float = 0.0) -> Finding:
     asked = OperatingPoint("c", "quantile", LAYERS, LAYERS, (1, 3), ((4.0, 4.0),), "copying")
     theirs = replace(asked, thresholds=tuple(tuple(one + changed for one in row) for row in asked.thresholds))
     decoder = AuditedDecoder(
-        ReferenceDecoder(stepper, theirs, max_rows=3), asked, lambda source: pytest.fail("the lens says nothing"), 1e-6,
-        lambda: ReferenceDecoder(stepper, asked),
+        WalkedDecoder(stepper, theirs, max_rows=3), asked, lambda source: pytest.fail("the lens says nothing"), 1e-6,
+        lambda: WalkedDecoder(stepper, asked),
     )  # fmt: skip
     rng = np.random.default_rng(0)
     prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in (3, 1, 5)]

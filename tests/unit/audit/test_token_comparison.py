@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -147,7 +147,7 @@ def test_what_the_decoder_itself_nearly_emits_otherwise_is_a_tie_under_copied_st
     """These logits are not in the lens, which has exact K and V everywhere."""
     stepper = CausalStepper(small_model("gpt_neox", seed=3))
     point = OperatingPoint("p", "quantile", stepper.layers, stepper.layers, (1,), ((4.15,),), "copying")
-    decoder, prompt, emitted = ReferenceDecoder(stepper, point), Prompt(np.array([5, 9, 2])), [7, 30, 4]
+    decoder, prompt, emitted = WalkedDecoder(stepper, point), Prompt(np.array([5, 9, 2])), [7, 30, 4]
     forced = teacher_force(decoder, TokenSequence(np.array([5, 9, 2, *emitted, 0]), 2))
     session, step = decoder.start([prompt])
     for token in emitted:
@@ -272,7 +272,7 @@ def test_ids_tell_what_was_drawn_by_whom() -> None:
 def test_what_is_taken_is_what_was_shown_and_compared() -> None:
     """Margins and rooms by hand, from logits and signals of a session fed the same tokens."""
     point = OperatingPoint("half", "fixed_entropy", SMALL_LAYERS, SMALL_LAYERS, (1, 2), ((3.0, 3.5),))
-    decoder = ReferenceDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
+    decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point, max_rows=2)
     prompts = [Prompt(np.arange(5)), Prompt(np.arange(3))]
     record = decoder.generate(prompts, 6, frozenset())
     margin = logit_margins(decoder, prompts, record.emitted)
@@ -293,7 +293,7 @@ def test_what_is_taken_is_what_was_shown_and_compared() -> None:
 @pytest.mark.parametrize("shape", [(0,), (1,), ()], ids=str)
 def test_a_record_without_a_signal_for_each_probe_is_named(shape: tuple[int, ...]) -> None:
     point = OperatingPoint("half", "fixed_entropy", SMALL_LAYERS, SMALL_LAYERS, (1, 2), ((3.0, 3.5),))
-    decoder = ReferenceDecoder(CausalStepper(small_model("gpt_neox")), point)
+    decoder = WalkedDecoder(CausalStepper(small_model("gpt_neox")), point)
     record = decoder.generate([Prompt(np.arange(5))], 2, frozenset())
     without = replace(record, signal=np.zeros((len(record.tokens), *shape)))
     with pytest.raises(AuditRefutedError, match=r"record.signal has shape .*, but \[6, 2\] was expected; NaN stands"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.trace import compute_layer_logits
-from emad_ref.decoding.reference import ReferenceDecoder, SessionClosed
+from emad_ref.decoding.reference import SessionClosed, WalkedDecoder
 from emad_ref.decoding.step import AdaptiveForward, StepInput
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -47,7 +47,7 @@ def prompt(*tokens):
 
 
 def opened(stepper, point, *prompts):
-    return ReferenceDecoder(stepper, point, max_rows=8).start(prompts or [Prompt(HISTORY)])
+    return WalkedDecoder(stepper, point, max_rows=8).start(prompts or [Prompt(HISTORY)])
 
 
 def state(session):
@@ -76,7 +76,7 @@ BAD_PROMPTS = [
 
 @pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
 def test_prompts_that_cannot_be_read_are_refused(stepper, point, prompts, message):
-    decoder = ReferenceDecoder(stepper, point, max_rows=2)
+    decoder = WalkedDecoder(stepper, point, max_rows=2)
     with pytest.raises(BadArgument, match=message):
         decoder.start(prompts)
     with pytest.raises(BadArgument, match=message):
@@ -84,7 +84,7 @@ def test_prompts_that_cannot_be_read_are_refused(stepper, point, prompts, messag
 
 
 def test_a_prompt_may_fill_every_position_and_generation_may_end_at_the_last(stepper, point):
-    decoder = ReferenceDecoder(stepper, point)
+    decoder = WalkedDecoder(stepper, point)
     decoder.start([prompt(*[1] * POSITIONS)])
     assert len(decoder.generate([prompt(*[1] * (POSITIONS - 2))], 3).emitted[0]) == 3
     with pytest.raises(BadArgument, match=f"positions={POSITIONS + 1}.*ask for fewer tokens"):
@@ -94,12 +94,12 @@ def test_a_prompt_may_fill_every_position_and_generation_may_end_at_the_last(ste
 @pytest.mark.parametrize("max_new", [0, -1])
 def test_nothing_to_generate_is_refused(stepper, point, max_new):
     with pytest.raises(BadArgument, match=f"max_new={max_new}, but expected at least one new token"):
-        ReferenceDecoder(stepper, point).generate([Prompt(HISTORY)], max_new)
+        WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], max_new)
 
 
 def test_a_point_of_another_model_is_refused(stepper, point):
     with pytest.raises(BadArgument, match=r"point\.layers=7, but expected 6, the layers of this model"):
-        ReferenceDecoder(stepper, full_depth(LAYERS + 1))
+        WalkedDecoder(stepper, full_depth(LAYERS + 1))
 
 
 # ---------------------------------------------------------------- refusals that leave a session unchanged
@@ -246,7 +246,7 @@ def test_only_deferred_states_can_be_taken_up_again(stepper, schedule):
     if schedule == "translated":
         more = {"translators": attached_translators(stepper, (2,))}
     chosen = replace(full_depth(LAYERS), schedule=schedule, **more)
-    decoder = ReferenceDecoder(stepper, chosen)
+    decoder = WalkedDecoder(stepper, chosen)
     assert not decoder.capabilities.deepens
     session, _ = decoder.start([Prompt(HISTORY)])
     if schedule in ("monotone", "free_eager", "copying", "translated"):
@@ -391,7 +391,7 @@ def poisoned():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_logits_are_an_error_and_not_a_token(poisoned, point, temperature):
     for tried in (full_depth(LAYERS), truncated(LAYERS, 5), replace(point, thresholds=((-1.0, -1.0),))):
-        decoder = ReferenceDecoder(poisoned, tried, temperature=temperature)
+        decoder = WalkedDecoder(poisoned, tried, temperature=temperature)
         with pytest.raises(NotFinite, match="logits at the depth of emission: 1 of 1 rows"):
             decoder.generate([Prompt(HISTORY)], 2)
         with pytest.raises(NotFinite):
@@ -401,26 +401,26 @@ def test_nan_logits_are_an_error_and_not_a_token(poisoned, point, temperature):
 def test_nan_at_a_probe_is_an_error_and_not_an_exit(poisoned):
     probing = OperatingPoint("p", "emad", LAYERS, LAYERS, (5,), ((9.0,),))
     with pytest.raises(NotFinite, match="logits after layer 5"):
-        ReferenceDecoder(poisoned, probing).generate([Prompt(HISTORY)], 2)
+        WalkedDecoder(poisoned, probing).generate([Prompt(HISTORY)], 2)
 
 
 def test_nan_at_the_ceiling_is_an_error_when_a_token_gets_there(poisoned):
     chosen = replace(truncated(LAYERS, 5), schedule="free_deferred")
-    session = ReferenceDecoder(poisoned, chosen)._open([Prompt(HISTORY)], 16)
+    session = WalkedDecoder(poisoned, chosen)._open([Prompt(HISTORY)], 16)
     session.feed(HISTORY[None], np.full((1, 4), 4))
     with pytest.raises(NotFinite, match="logits at the ceiling: 4 of 4 rows"):
         session.deepen(np.array([0]))
 
 
 def test_layers_that_are_not_run_poison_nothing(poisoned):
-    assert len(ReferenceDecoder(poisoned, truncated(LAYERS, 4)).generate([Prompt(HISTORY)], 2).emitted[0]) == 2
+    assert len(WalkedDecoder(poisoned, truncated(LAYERS, 4)).generate([Prompt(HISTORY)], 2).emitted[0]) == 2
 
 
 # ---------------------------------------------------------------- generate
 
 
 def test_a_row_ends_with_its_stop_token_or_at_max_new(stepper, point):
-    decoder = ReferenceDecoder(stepper, point, max_rows=2)
+    decoder = WalkedDecoder(stepper, point, max_rows=2)
     free = decoder.generate([Prompt(HISTORY)], 12).emitted[0].tolist()
     end = free[5]
     stopped = decoder.generate([Prompt(HISTORY)], 12, frozenset({end}))
@@ -432,7 +432,7 @@ def test_a_row_ends_with_its_stop_token_or_at_max_new(stepper, point):
 
 
 def test_a_stop_token_at_max_new_is_a_stop_token(stepper, point):
-    decoder = ReferenceDecoder(stepper, point)
+    decoder = WalkedDecoder(stepper, point)
     first = int(decoder.generate([Prompt(HISTORY)], 1).emitted[0][0])
     assert decoder.generate([Prompt(HISTORY)], 1, frozenset({first})).stop == ["stop token"]
 
@@ -440,7 +440,7 @@ def test_a_stop_token_at_max_new_is_a_stop_token(stepper, point):
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
 def test_a_record_holds_together(stepper, point, schedule):
     prompts = [Prompt(HISTORY), prompt(7), prompt(3, 1, 4, 1, 5)]
-    decoder = ReferenceDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
+    decoder = WalkedDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
     record = decoder.generate(prompts, 10, frozenset({11}))
     assert record.signal.shape == (len(record.tokens), 2)
     assert record.tokens.kept.all()
@@ -459,7 +459,7 @@ def test_a_record_holds_together(stepper, point, schedule):
 
 
 def test_signals_are_those_compared_and_unread_ones_are_nan(stepper, point):
-    record = ReferenceDecoder(stepper, point).generate([Prompt(HISTORY)], 20)
+    record = WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], 20)
     for depth, cap, phase, signal in zip(
         record.tokens.depth, record.tokens.cap, record.tokens.phase, record.signal, strict=True
     ):
@@ -472,7 +472,7 @@ def test_signals_are_those_compared_and_unread_ones_are_nan(stepper, point):
 
 
 def test_work_of_the_prompt_is_part_of_the_whole(stepper, point):
-    record = ReferenceDecoder(stepper, point).generate([Prompt(HISTORY)], 1)
+    record = WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], 1)
     assert record.prompt_work[0].tokens.tolist() == [3] * LAYERS
     assert record.prompt_work[0].context.tolist() == [9] * LAYERS
     decode = record.work[0] - record.prompt_work[0]
@@ -482,7 +482,7 @@ def test_work_of_the_prompt_is_part_of_the_whole(stepper, point):
 
 def test_sampling_follows_the_seed_and_each_row_its_own(stepper, point):
     def sampled(seed, rows):
-        decoder = ReferenceDecoder(stepper, point, seed=seed, max_rows=4, temperature=1.0)
+        decoder = WalkedDecoder(stepper, point, seed=seed, max_rows=4, temperature=1.0)
         return [e.tolist() for e in decoder.generate([Prompt(HISTORY)] * rows, 8).emitted]
 
     assert sampled(1, 2) == sampled(1, 2)
@@ -492,10 +492,10 @@ def test_sampling_follows_the_seed_and_each_row_its_own(stepper, point):
 
 
 def test_capabilities_promise_what_was_tried(stepper, point):
-    decoder = ReferenceDecoder(stepper, point)
+    decoder = WalkedDecoder(stepper, point)
     assert decoder.capabilities.counted
     assert decoder.capabilities.schedules == set(SCHEDULES)
-    assert ReferenceDecoder(stepper, replace(point, schedule="free_deferred")).capabilities.deepens
+    assert WalkedDecoder(stepper, replace(point, schedule="free_deferred")).capabilities.deepens
     session, _ = decoder.start([Prompt(HISTORY)])
     assert session.feed(np.full((1, decoder.capabilities.max_feed), 7)).depth.shape == (
         1,
@@ -509,7 +509,7 @@ def test_capabilities_promise_what_was_tried(stepper, point):
 def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule):
     """After a rollback into the prompt, the next token is the first of its sequence: its depth binds the later ones."""
     period = {"period": 3} if schedule == "chunked" else {}
-    cut, _ = ReferenceDecoder(stepper, replace(point, schedule=schedule, **period)).start([Prompt(HISTORY)])
+    cut, _ = WalkedDecoder(stepper, replace(point, schedule=schedule, **period)).start([Prompt(HISTORY)])
     cut.rollback(np.array([1]))
     tokens = np.array([[5], [9], [2], [7], [1]])
     forced = cut.feed(tokens[:1], np.array([[2]])).depth[0, 0]

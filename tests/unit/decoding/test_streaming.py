@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from emad_ref.decoding.detokenizer import IncrementalDetokenizer
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.streaming import (
     make_prompt_from_text,
@@ -47,7 +47,7 @@ def tiny():
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("stops", [False, True])
 def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
-    decoder = ReferenceDecoder(tiny.stepper, POINT, seed=3, temperature=temperature)
+    decoder = WalkedDecoder(tiny.stepper, POINT, seed=3, temperature=temperature)
     prompt = make_prompt_from_text(tiny, TEXT)
     stop = frozenset(tiny.tokenizer.encode(".")) if stops else frozenset()
     record = decoder.generate([prompt], 20, stop)
@@ -60,7 +60,7 @@ def test_tokens_and_depths_are_those_of_generate(tiny, temperature, stops):
 def test_a_pair_takes_the_turns_of_switch(tiny):
     nano = load("emad-nano")
     rule = SwitchingRule(0.3, window=2, least_run=2)
-    partners = [Partner(ReferenceDecoder(m.stepper, full_depth(m.geometry.layers)), full_depth(m.geometry.layers))
+    partners = [Partner(WalkedDecoder(m.stepper, full_depth(m.geometry.layers)), full_depth(m.geometry.layers))
                 for m in (nano, tiny)]  # fmt: skip
     whole = switch(*partners, rule, [make_prompt_from_text(tiny, "Kai")], 16, stop=frozenset({0}))
     found = list(stream_pair(nano, tiny, "Kai", rule, 16))
@@ -154,14 +154,14 @@ def test_an_encoder_decoder_reads_the_text_as_its_source():
     prompt = make_prompt_from_text(t5, "Where is Mia?")
     assert prompt.tokens.tolist() == [t5.opening_token_id]
     assert prompt.source.tolist() == t5.tokenizer.encode("Where is Mia?")
-    decoder = ReferenceDecoder(t5.stepper, full_depth(10))
+    decoder = WalkedDecoder(t5.stepper, full_depth(10))
     pieces = list(stream(t5, "Where is Mia?", tokens=8))
     assert [piece.token for piece in pieces] == decoder.generate([prompt], 8, frozenset({1})).emitted[0].tolist()
 
 
 def test_no_new_token_is_refused(tiny):
     with pytest.raises(BadArgument, match="max_new=0"):
-        next(stream_tokens_and_depths(ReferenceDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
+        next(stream_tokens_and_depths(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
 
 
 def test_a_prompt_is_clean_text_as_a_document_is(tiny):

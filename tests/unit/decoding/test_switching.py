@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.decoding.partner import Partner, entropy_bits
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.errors import BadArgument
@@ -127,7 +127,7 @@ def adaptive(stepper):
 
 def partner(stepper, point=None, **options):
     point = point or full_depth(stepper.layers)
-    return Partner(ReferenceDecoder(stepper, point, **options), point)
+    return Partner(WalkedDecoder(stepper, point, **options), point)
 
 
 def between(small, large, **options):
@@ -164,7 +164,7 @@ def test_at_the_ends_of_the_threshold_one_model_decodes_alone(small, large, temp
     sampling = {"temperature": temperature, "seed": 9}
     for stepper, tau, start in ((large, 0.0, LARGE), (small, math.log2(VOCABULARY), SMALL)):
         done = switch(partner(small), partner(large), SwitchingRule(tau, 5, 1, start), PROMPTS, NEW, **sampling)
-        alone = ReferenceDecoder(stepper, full_depth(stepper.layers), max_rows=3, **sampling).generate(PROMPTS, NEW)
+        alone = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=3, **sampling).generate(PROMPTS, NEW)
         for emitted, expected in zip(done.record.emitted, alone.emitted, strict=True):
             assert emitted.tolist() == expected.tolist()
         assert done.large_share == float(start == LARGE)
@@ -227,7 +227,7 @@ def test_an_adaptive_partner_has_the_depths_it_would_choose_reading_live(small, 
         for model in set(done.model[row].tolist()):
             stepper = (small, large)[model]
             mine = (tokens.model == model) & (tokens.position >= len(prompt.tokens) - 1)
-            session, step = ReferenceDecoder(stepper, points[model]).start([prompt])
+            session, step = WalkedDecoder(stepper, points[model]).start([prompt])
             depths = [int(step.depth[0, 0])]
             for token in tokens.token[mine][1:]:
                 depths.append(int(session.feed(np.array([[token]])).depth[0, 0]))

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts, teacher_force
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -49,7 +49,7 @@ def test_depths_losses_and_work_are_replays_under_exact_schedules(stepper, texts
     point = replace(adaptive, schedule=schedule)
     replayed = replay(trace, point)
     assert len(set(replayed.depth.tolist())) > 1, "nothing exits: the comparison has no power"
-    decoder = ReferenceDecoder(stepper, point)
+    decoder = WalkedDecoder(stepper, point)
     forced = [teacher_force(decoder, text) for text in texts]
     assert np.concatenate([each.depth for each in forced]).tolist() == replayed.depth.tolist()
     assert np.concatenate([each.nll_nats for each in forced]) == pytest.approx(replayed.nll_nats, abs=FLOAT32)
@@ -57,12 +57,12 @@ def test_depths_losses_and_work_are_replays_under_exact_schedules(stepper, texts
 
 def test_only_positions_from_the_first_decided_one_are_scored(stepper, texts):
     for text in texts:
-        forced = teacher_force(ReferenceDecoder(stepper, full_depth(LAYERS)), text)
+        forced = teacher_force(WalkedDecoder(stepper, full_depth(LAYERS)), text)
         assert len(forced.depth) == len(forced.nll_nats) == text.n_decided
 
 
 def test_the_last_token_is_predicted_and_never_run(stepper, texts):
-    text, decoder = texts[0], ReferenceDecoder(stepper, full_depth(LAYERS))
+    text, decoder = texts[0], WalkedDecoder(stepper, full_depth(LAYERS))
     forced = teacher_force(decoder, text)
     assert forced.work.tokens.tolist() == [len(text.tokens) - 1] * LAYERS
     other = replace(text, tokens=np.append(text.tokens[:-1], (text.tokens[-1] + 1) % VOCABULARY))
@@ -73,21 +73,21 @@ def test_the_last_token_is_predicted_and_never_run(stepper, texts):
 def test_work_is_what_replay_derives_where_there_is_no_prompt(stepper, adaptive):
     text = TokenSequence(np.random.default_rng(5).integers(0, VOCABULARY, 16))
     trace = take_trace(stepper, [text])
-    forced = teacher_force(ReferenceDecoder(stepper, adaptive), text)
+    forced = teacher_force(WalkedDecoder(stepper, adaptive), text)
     assert forced.work.describe_difference(compute_decode_work(trace, replay(trace, adaptive).depth, adaptive)) == ""
 
 
 def test_copies_change_later_losses(stepper, texts, adaptive):
     """No replay knows them: the same rule with exact backfill gives other numbers."""
     sums = [
-        sequence_nll_sums_and_counts(ReferenceDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
+        sequence_nll_sums_and_counts(WalkedDecoder(stepper, replace(adaptive, schedule=schedule)), texts)[0]
         for schedule in ("copying", "free_eager")
     ]
     assert np.abs(sums[0] - sums[1]).max() > 1e-3
 
 
 def test_sums_and_counts_are_those_of_each_text(stepper, texts, trace):
-    sums, tokens = sequence_nll_sums_and_counts(ReferenceDecoder(stepper, full_depth(LAYERS)), texts)
+    sums, tokens = sequence_nll_sums_and_counts(WalkedDecoder(stepper, full_depth(LAYERS)), texts)
     assert tokens.tolist() == trace.n_decided_by_sequence.tolist()
     assert sums == pytest.approx(np.add.reduceat(trace.nll_nats[:, -1].astype(float), trace.starts[:-1]), abs=1e-4)
 

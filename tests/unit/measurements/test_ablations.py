@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 from emad_ref.calibration.trace import Trace, compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -630,10 +630,10 @@ def test_schedules_stand_beside_copies_that_were_decoded(run: ModelMeasurements)
 
 @pytest.mark.usefixtures("untimed")
 def test_copies_that_the_decoder_declines_leave_a_note(stepper: Stepper) -> None:
-    def declines(request: Any) -> ReferenceDecoder:
+    def declines(request: Any) -> WalkedDecoder:
         if request.point.schedule == "copying":
             raise Unsupported("no copies here")
-        return ReferenceDecoder(stepper, request.point, max_rows=request.max_rows)
+        return WalkedDecoder(stepper, request.point, max_rows=request.max_rows)
 
     found = ablations.ablate_schedule(small_evidence(stepper, RunResources(declines)), np.random.default_rng(0))
     assert found.notes == ("small: state copying: not applicable (no copies here)",)

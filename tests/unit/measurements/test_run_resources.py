@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import LoadedModel, load
@@ -146,7 +146,7 @@ def test_a_subject_that_shares_the_model_shares_the_copy():
 def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
     subject = ModelUnderTest(nano, STUDY, RunResources(make_decoder_on_judge_model))
     with subject.open_decoder(subject.full_depth_point) as decoder:
-        assert isinstance(decoder, ReferenceDecoder)
+        assert isinstance(decoder, WalkedDecoder)
         assert decoder.stepper is nano.stepper
         assert subject.is_reference_decoder(decoder)
     assert subject.has_reference_decoder
@@ -347,6 +347,6 @@ def test_every_part_of_a_request_reaches_our_decoder() -> None:
     model = ModelRef("small", lambda: SimpleNamespace(stepper=stepper))
     request = Request(model, truncated(LAYERS, 2), seed=3, max_rows=5, temperature=0.7)
     decoder = RunResources().make_decoder(request)
-    assert isinstance(decoder, ReferenceDecoder)
+    assert isinstance(decoder, WalkedDecoder)
     assert (decoder.stepper, decoder.point) == (stepper, request.point)
     assert (decoder.seed, decoder.max_rows, decoder.temperature) == (3, 5, 0.7)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast.graph_capture import CAPTURE_ENGINES, WARM_UP_RUNS, CudaCaptureEngine, GraphCaptureError
 from emad_ref.point import OperatingPoint
@@ -139,7 +139,7 @@ def test_on_a_device_captured_steps_decide_as_those_one_by_one(family: str):
         if thresholds is None:
             thresholds = tuple(float(value) for value in np.nanquantile(records[1].signal, 0.4, axis=0))
         point = OperatingPoint("ruled", "quantile", LAYERS, LAYERS, (1, 3, 5), (thresholds,), "monotone")
-        records += [ReferenceDecoder(one, point, max_rows=3).generate(prompts, 100) for one in (captured, eager)]
+        records += [WalkedDecoder(one, point, max_rows=3).generate(prompts, 100) for one in (captured, eager)]
     assert captured.backend == "fast, captured graphs"
     for ours, theirs in (records[:2], records[2:]):
         assert np.array_equal(ours.tokens.token, theirs.tokens.token)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast import fused_blocks
 from emad_ref.models.fast.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
@@ -124,7 +124,7 @@ def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(thread
     prompts, _ = drawn((4,) * rows, 3)
     counted, emitted = [], []
     for backend in ("walked", "fast"):
-        decoder = ReferenceDecoder(CausalStepper(model, backend=backend), full, max_rows=rows)
+        decoder = WalkedDecoder(CausalStepper(model, backend=backend), full, max_rows=rows)
         with MatmulCounter(model) as executed:
             emitted.append([tokens.tolist() for tokens in decoder.generate(prompts, 6).emitted])
         counted.append(executed.rows_by_matrix())

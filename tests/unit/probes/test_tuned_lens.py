@@ -10,7 +10,7 @@ import torch
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -78,7 +78,7 @@ def test_its_name_depends_on_every_number_and_on_its_model(stepper):
 
 
 def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
-    for read in (lambda p: ReferenceDecoder(stepper, p), lambda p: take_trace(stepper, TEXT, lens=p.lens)):
+    for read in (lambda p: WalkedDecoder(stepper, p), lambda p: take_trace(stepper, TEXT, lens=p.lens)):
         with pytest.raises(BadArgument, match=r"^point\.lens='0123456789ab', .* attached to this model \(none is\)"):
             read(replace(POINT, lens="0123456789abcdef"))
     name = attach_lens(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
@@ -91,7 +91,7 @@ def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
 def test_a_probe_without_a_translator_is_refused(stepper):
     name = attach_lens(stepper, drawn_lens(stepper, (2,)), FINGERPRINT)
     with pytest.raises(BadArgument, match=r"^point\.probes=\[4\], but expected layers that its lens translates \(2\)"):
-        ReferenceDecoder(stepper, replace(POINT, lens=name))
+        WalkedDecoder(stepper, replace(POINT, lens=name))
 
 
 def test_a_trace_decides_points_of_its_own_lens_alone(stepper):

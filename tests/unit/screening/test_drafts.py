@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
-from emad_ref.decoding.self_speculation import Drafting, SelfSpeculativeDecoder
+from emad_ref.decoding.reference import WalkedDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import (
@@ -77,7 +77,7 @@ def columns_of(right, expected=None, starts=None, gate=None, stands=None):
 def test_own_texts_are_what_the_model_says_after_each_prompt():
     for number, text in enumerate(texts()):
         assert (text.document, text.adaptive_from, len(text.tokens)) == (number, PROMPT - 1, PROMPT + NEW)
-        alone = ReferenceDecoder(stepper_of(), full_depth(LAYERS)).generate([Prompt(text.tokens[:PROMPT])], NEW)
+        alone = WalkedDecoder(stepper_of(), full_depth(LAYERS)).generate([Prompt(text.tokens[:PROMPT])], NEW)
         assert text.tokens[PROMPT:].tolist() == alone.emitted[0].tolist()
 
 
@@ -148,9 +148,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
     ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
-        tokens = (
-            SelfSpeculativeDecoder(stepper_of(), way, always=True).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
-        )
+        tokens = DraftingDecoder(stepper_of(), way, always=True).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
         verified = tokens.phase == VERIFY
         starts = np.flatnonzero(verified & ~np.r_[False, verified[:-1]])
         widths = [int(np.flatnonzero(~np.r_[verified[at:], False])[0]) for at in starts]
@@ -255,7 +253,7 @@ def test_every_lossless_way_emits_what_full_depth_does():
         ASSISTED: make_transformers_generate(nano().model, nano().stepper.device, assistant=nano().model),
         OWN_HEAD_DRAFTS: make_drafting_generate(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
     }
-    full = ReferenceDecoder(nano().stepper, full_depth(nano().stepper.layers))
+    full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))
     for prompt in (Prompt(window.tokens) for window in spoken()[:3]):
         (own,) = full.generate([prompt], 6).emitted
         for name, way in ways.items():

@@ -11,7 +11,7 @@ import pytest
 from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -137,7 +137,7 @@ def test_copying_is_fed_and_shows_what_copies_change(stepper: Stepper, gated: Op
 
 def test_a_record_shows_what_feeding_its_text_shows(stepper: Stepper, gated: OperatingPoint) -> None:
     prompts = [Prompt(np.array([5, 9, 3])), Prompt(np.array([7]))]
-    record = ReferenceDecoder(stepper, gated, max_rows=2).generate(prompts, 12)
+    record = WalkedDecoder(stepper, gated, max_rows=2).generate(prompts, 12)
     found = features_of_record(record, gated, "a record")
     written = [
         TokenSequence(np.concatenate([prompt.tokens, new]), len(prompt.tokens) - 1, document=row)

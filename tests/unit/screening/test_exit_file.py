@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from emad_ref.calibration.lens_files import FittedLens, save_lens
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.streaming import make_prompt_from_text
 from emad_ref.errors import BadArgument
@@ -83,7 +83,7 @@ def test_state_translators_come_back_and_are_attached(model, found, tmp_path):
     save_exit(tmp_path / "e", replace(found, lossy=point, translators=translators))
     back = load_exit(tmp_path / "e")
     assert (back.lossy, back.translators.digest) == (point, translators.digest)
-    record = ReferenceDecoder(model.stepper, back.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 4)
+    record = WalkedDecoder(model.stepper, back.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 4)
     assert len(record.emitted[0]) == 4
 
 
@@ -96,16 +96,16 @@ def test_without_a_lossy_point_it_says_why_and_runs_all_layers(found, tmp_path):
 def test_what_is_attached_decodes(model, found):
     prompt = [Prompt(np.array([1, 2, 3]))]
     with pytest.raises(BadArgument, match=r"point\.lens="):
-        ReferenceDecoder(model.stepper, found.point).generate(prompt, 4)
+        WalkedDecoder(model.stepper, found.point).generate(prompt, 4)
     assert found.attach(model) is found
-    record = ReferenceDecoder(model.stepper, found.point).generate(prompt, 4)
+    record = WalkedDecoder(model.stepper, found.point).generate(prompt, 4)
     assert len(record.emitted[0]) == 4
 
 
 def test_generate_of_transformers_takes_it(model, found):
     ids = torch.tensor([[1, 2, 3]])
     made = model.model.generate(ids, max_new_tokens=6, do_sample=False, custom_generate=found.custom_generate(model))
-    record = ReferenceDecoder(model.stepper, found.point).generate([Prompt(ids[0].numpy())], 6)
+    record = WalkedDecoder(model.stepper, found.point).generate([Prompt(ids[0].numpy())], 6)
     assert made[0, 3:].tolist() == record.emitted[0].tolist()
     with pytest.raises(BadArgument, match="loaded='small', but expected the very model that generates"):
         small_model("gpt_neox").generate(ids, max_new_tokens=2, custom_generate=found.custom_generate(model))
@@ -127,7 +127,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     for name in ("e", "none"):
         assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / name), "--tokens", "30"]) == 0
         depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
-    record = ReferenceDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
+    record = WalkedDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
     assert depths == {"e": record.tokens.select_sequence(0, 1).depth.tolist(), "none": [LAYERS] * 30}
     assert set(depths["e"]) != {LAYERS}, "no token exited early: nothing was tested"
     asked = ["generate", "small", "hello", "--exit", str(tmp_path / "e")]

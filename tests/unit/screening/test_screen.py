@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import take_trace
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import geometry_of
@@ -493,5 +493,5 @@ def test_a_plainly_trained_model_leaves_early_and_drafts(tmp_path, capsys):
     assert exit.screened["decoded"][0]["net"][1] >= result.WORTH_SAVING
     published = [row for row in exit.screened["reached"] if row["family"].startswith("EMAD") and row["level"] == 0.01]
     assert all(row["point"] is None for row in published)
-    record = ReferenceDecoder(model.stepper, exit.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 20)
+    record = WalkedDecoder(model.stepper, exit.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 20)
     assert len(record.emitted[0]) == 20

@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator
@@ -82,7 +82,7 @@ def test_a_criterion_decodes_as_it_is_replayed(criterion: str) -> None:
     trace, gate = restrict_trace_gate_to_probes(traced(), GATE, BELOW, PROBES)
     point = replace(points_by_criterion(trace, PROBES, gate, count=6)[criterion][2], schedule="free_eager")
     expected, text = replay(trace, point).depth[: trace.starts[1]], texts()[0]
-    session, step = ReferenceDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
+    session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[:1])])
     depth = [int(step.depth[0, 0])]
     for token in text.tokens[1:-1]:
         depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))

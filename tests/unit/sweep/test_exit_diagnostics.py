@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.flop_ledger import flops
@@ -89,7 +89,7 @@ def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruni
     stepper = CausalStepper(small_model("llama", torch.float32))
     vocabulary = 10 * VOCABULARY if pruning == "decaying" else VOCABULARY  # k* of such a small vocabulary is below 2
     point = early_exit_point(signal, LAYERS, vocabulary, 2, 1.5, pruning=pruning)
-    decoder = ReferenceDecoder(stepper, point)
+    decoder = WalkedDecoder(stepper, point)
     session, _ = decoder.start([Prompt(np.array([3, 1, 4]))])
     before = session.work
     session.feed(np.array([[1]]))

@@ -12,7 +12,7 @@ import torch
 
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
@@ -111,7 +111,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
     point = OperatingPoint("copied", "f", LAYERS, LAYERS, PROBES, (levels,), "copying", lens=trace.lens)
     for number, text in enumerate(texts()):
         start = text.adaptive_from
-        session, step = ReferenceDecoder(stepper(), point).start([Prompt(text.tokens[: start + 1])])
+        session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[: start + 1])])
         depth = [int(step.depth[0, 0])]
         for token in text.tokens[start + 1 : -1]:
             depth.append(int(session.feed(np.array([[token]])).depth[0, 0]))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from emad_ref.calibration.profile import BadProfile, profile_of
 from emad_ref.calibration.trace import take_trace
-from emad_ref.decoding.reference import ReferenceDecoder
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import load
@@ -180,7 +180,7 @@ def test_a_text_ends_at_every_declared_end(tmp_path):
 
 
 def alone(lm, wanted):
-    decoder = ReferenceDecoder(lm.stepper, lm.point)
+    decoder = WalkedDecoder(lm.stepper, lm.point)
     (made,) = decoder.generate([Prompt(wanted.prompt)], wanted.most, wanted.stop).emitted
     return PairAnswerTokens(made, len(made))
 
@@ -349,7 +349,7 @@ def test_our_own_path_emits_what_the_protocol_gives(nano, point):
     settings = {"until": ["."], "max_gen_toks": 12}
     requests = [request(text, settings) for text in ("Ada has", "Bob finds the key in", "How many cards", "In 1834")]
     mine = EmadLM(nano, point=point).generate_until(requests, disable_tqdm=True)
-    decoder = ReferenceDecoder(nano.stepper, point, max_rows=4)
+    decoder = WalkedDecoder(nano.stepper, point, max_rows=4)
     assert mine == EmadLM(nano, point=point, decoder=decoder, batch_size=4).generate_until(requests, disable_tqdm=True)
 
 
@@ -456,7 +456,7 @@ def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
 
 def test_a_journal_cannot_file_a_users_decoder(nano, tmp_path):
     with pytest.raises(BadArgument, match="a decoder has no fingerprint to file by"):
-        EmadLM(nano, decoder=ReferenceDecoder(nano.stepper, full_depth(4)), journal=tmp_path)
+        EmadLM(nano, decoder=WalkedDecoder(nano.stepper, full_depth(4)), journal=tmp_path)
 
 
 # ---------------------------------------------------------------- task definitions
