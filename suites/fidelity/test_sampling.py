@@ -25,9 +25,9 @@ SEEDS = {"hot": 4, "hot, full": 16, "cold": 2, "cold, full": 4}
 MOST_LOGITS, FEWEST_SEEDS = 2**28, 10  # held at once (2 GiB), and seeds below which no vocabulary brings their number
 TEMPERATURES = {"hot": (1.6, 2.0), "cold": (0.4, 0.7)}  # a tail is drawn, and servers take up to 2; where 1 is too hot
 COLDEST = ((0.0, 0.05), (0.1, 0.2))  # between round numbers, where servers round, clamp or decode greedily
-COLDEST_SEEDS, COLDEST_PROMPTS, COLDEST_NEW = 16, 16, 2  # tokens of neighbours are compared, hence two
+COLDEST_SEEDS, COLDEST_PROMPTS = 6, 16  # with as many new tokens as above: a penalty of few logits shows soonest there
 TEXTS, FEWEST_TEXTS, TEXT = 32, 8, 32  # texts of so many tokens, whose beginnings are searched for those prompts
-OWN_SEEDS, OWN_COLDEST = 4, 4  # at most: our decoder samples by one rule from logits that other audits compare
+OWN_SEEDS, OWN_COLDEST = 4, 2  # at most: our decoder samples by one rule from logits that other audits compare
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
@@ -78,7 +78,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     if not full or warmth != "cold":
         return
     texts, _ = subject.draw_prompts_with_continuations(
-        emad_rng, [min(TEXT, subject.window_size - COLDEST_NEW)] * subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS), 1
+        emad_rng, [min(TEXT, subject.window_size - new)] * subject.scale_by_audit_share(TEXTS, FEWEST_TEXTS), 1
     )
     for low, high in COLDEST:
         coldest = draw_temperature(emad_rng, low, high, step=high - low)
@@ -89,8 +89,8 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
             emad_record.record_note(f"temperature {coldest:.3f} is not judged: rounding decides what is drawn there")
             continue
         records = [
-            drawn(coldest, asked, COLDEST_NEW, seed)[0]
+            drawn(coldest, asked, new, seed)[0]
             for seed in emad_rng.choice(2**16, coldest_seeds, replace=False).tolist()
         ]
-        given = point, asked, COLDEST_NEW, coldest, capabilities, emad_rng, subject.tolerance
+        given = point, asked, new, coldest, capabilities, emad_rng, subject.tolerance
         emad_audit(check_sampling(records, subject.reference_lens, *given, needed=COLDEST_PROMPTS))
