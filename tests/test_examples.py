@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import emad_ref
+import pytest_emad
 
-HOME = Path(emad_ref.__file__).parent
+HOMES = tuple(Path(house.__file__).parent for house in (emad_ref, pytest_emad))
 MODULES = sorted(
-    ".".join(path.relative_to(HOME.parent).with_suffix("").parts)
-    for path in HOME.rglob("*.py")
+    ".".join(path.relative_to(home.parent).with_suffix("").parts)
+    for home in HOMES
+    for path in home.rglob("*.py")
     if ">>> " in path.read_text(encoding="utf-8")
 )
 

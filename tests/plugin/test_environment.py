@@ -161,7 +161,7 @@ def test_an_option_of_another_plugin_that_contradicts_a_gate_is_a_usage_error(
 
 
 def test_suites_without_the_plugin_say_so(project: pytest.Pytester, wheel_layout: Path) -> None:
-    source = Path(environment.__file__).parents[1] / "suites" / "conftest.py"
+    source = Path(environment.__file__).parents[2] / "suites" / "conftest.py"
     (wheel_layout / "conftest.py").write_text(source.read_text())
     for arguments in (["--pyargs", "pytest_emad.suites.claims"], [str(wheel_layout)]):
         result = project.runpytest_subprocess("-p", "no:emad", "-p", "no:pytest_emad.plugin", *arguments)

@@ -15,6 +15,7 @@ import pytest
 import transformers as hf
 
 import emad_ref
+import pytest_emad
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -224,7 +225,7 @@ def test_a_timed_prompt_fits_into_a_document_of_random_tokens(stepper, opening) 
     assert [len(prompt.tokens) for prompt in run.subject.make_equal_prompts(3, 80)] == [80, 80, 80]
 
 
-SOURCE = Path(emad_ref.__file__).parent
+SOURCES = tuple(Path(house.__file__).parent for house in (emad_ref, pytest_emad))
 SPLITS = ("calibrate", "validate", "evaluate")
 GENERATORS = ("default_rng", "Random", "manual_seed", "RandomState", "SeedSequence")
 NAMES = (ast.Name, ast.Attribute)
@@ -292,9 +293,9 @@ def test_what_random_documents_open_with_does_not_depend_on_the_budget(split) ->
 
 
 def calls() -> Iterator[tuple[Path, str, ast.Call]]:
-    """Return (file, name, call) of every call in the package except training, whose recipes have their own seeds."""
-    for path in SOURCE.rglob("*.py"):
-        if "training" in path.relative_to(SOURCE).parts:
+    """Return (file, name, call) of every call in the product except training, whose recipes have their own seeds."""
+    for path in (path for source in SOURCES for path in source.rglob("*.py")):
+        if "training" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
