@@ -375,15 +375,6 @@ def append_text(path: Path, text: str, argument: str) -> None:
         ) from error
 
 
-def truncate_file(path: Path, size: int, argument: str) -> None:
-    """Keep the first ``size`` bytes of a file. Raises BadFile as ``open_for_atomic_write``."""
-    target, _ = _target(path, argument)
-    try:
-        os.truncate(target, size)
-    except OSError as error:
-        raise BadFile(argument, path, "a file that can be cut", _error_text(error), "choose another place") from error
-
-
 def remove_file(path: Path, argument: str) -> None:
     """Remove a file if it exists. Raises BadFile."""
     try:

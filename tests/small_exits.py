@@ -41,6 +41,6 @@ def somebodys(
 
 def published(folder: Path, squad: Any, samsum: Any) -> Path:
     """Write a data folder with both files."""
-    write(folder / "squad/dev-v1.1.json", squad)
-    write(folder / "samsum/val.json", samsum)
+    write(folder / "squad/validation.jsonl", squad)
+    write(folder / "samsum/validation.jsonl", samsum)
     return folder

@@ -101,7 +101,6 @@ class Study:
     ``exit``     an exit's file (``screening.exit``), in place of screening one in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
     ``decoder_dtype``  the decoder under test's stated precision; None: ``dtype``.
-    ``journal``  a folder for lm-eval's results, so that a run can resume; None: none.
     """
 
     corpus: str | None = None
@@ -117,7 +116,6 @@ class Study:
     tasks: frozenset[str] = frozenset()
     limit: int | None = None
     allow_code_execution: bool = False
-    journal: Path | None = None
     decoder_dtype: str | None = None
 
     @property

@@ -262,18 +262,14 @@ class LmEvalTaskScorer:
 
     @contextmanager
     def _model(self, point: OperatingPoint) -> Iterator[EmadLM]:
-        """The model that lm-eval queries: the reference decoder by passes and replay, any other token by token.
-
-        Only the reference decoder has a fingerprint for keeping results, hence the journal.
-        """
+        """The model that lm-eval queries: the reference decoder by passes and replay, any other token by token."""
         from pytest_emad.tasks.lm_eval_model import EmadLM
 
         with self._subject.open_audited_decoder(point, max_rows=FOREIGN_ROWS) as decoder:
-            if self._subject.is_reference_decoder(decoder):
-                ours: dict[str, Any] = {"journal": self._study.journal}
-            else:
-                ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
-            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.get_progress_stream(), **ours)
+            foreign: dict[str, Any] = {}
+            if not self._subject.is_reference_decoder(decoder):
+                foreign = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
+            yield EmadLM(self._subject.loaded, point=point, progress=self._subject.get_progress_stream(), **foreign)
 
     # ------------------------------------------------------------ report rows and notes
 

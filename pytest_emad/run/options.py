@@ -70,7 +70,7 @@ class RunSettings:
         """Built-in types only, sets sorted, by the names of the options: the ``settings`` entry of ``report.json``."""
         parts = (self, self.study, self.gating)
         named = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
-        return {name: _json_value(value) for name, value in named.items() if name not in ("study", "gating", "journal")}
+        return {name: _json_value(value) for name, value in named.items() if name not in ("study", "gating")}
 
 
 def _json_value(value: Any) -> Any:
@@ -419,8 +419,6 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     waived = [of for of, _ in given["waive"]]
     if len(set(waived)) != len(waived):
         raise BadArgument("--emad-waive", waived, "each name once")
-    report = given["report"]
-    given["journal"] = None if report is None else report / "journal"
     patterns = frozenset(pattern for words in given["only"] for pattern in words)
     given["only"] = match_id_patterns(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})

@@ -1,10 +1,11 @@
-"""Rows of published tasks from a local data folder or the hub, and SQuAD and SamSum as input → output pairs.
+"""Rows of published tasks from a local data folder or the hub, and SQuAD and SamSum as source-target pairs.
 
     rows = read_rows("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
     load_task_splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]  # for lm-eval
 
-Layout of a data folder, with the hub's fields (``.jsonl`` may be ``.jsonl.gz``; only requested splits are needed).
-Convert any other layout with the package ``datasets``: ``load_dataset(…)["test"].to_json("test.jsonl")``.
+A data folder has WikiText's text and JSON lines with the hub's fields; ``.jsonl`` may be ``.jsonl.gz``, and only
+requested splits are needed. The package ``datasets`` reads every other format, and writes this one:
+``load_dataset(…)["test"].to_json("test.jsonl")``.
 
     wikitext-2/ wikitext-103/    valid.txt test.txt                        pages, cut at top-level headings
     pile/                        valid.jsonl                               text
@@ -12,8 +13,8 @@ Convert any other layout with the package ``datasets``: ``load_dataset(…)["tes
     gsm8k/                       train.jsonl test.jsonl                    question, answer
     math/SUBJECT/                train.jsonl test.jsonl                    problem, solution
     humaneval/                   HumanEval.jsonl                           task_id, prompt, test, entry_point, …
-    squad/                       train-v1.1.json dev-v1.1.json             SQuAD v1.1 as published
-    samsum/                      train.json val.json test.json             dialogue, summary; or the same as .jsonl
+    squad/                       train.jsonl validation.jsonl              context, question, answers {text, …}, …
+    samsum/                      train.jsonl validation.jsonl test.jsonl   dialogue, summary
 
 Every row is checked before a model sees it, also those of the hub; an error names file, line and field.
 
@@ -57,15 +58,14 @@ class TaskDataUnavailable(EmadError):
 class DatasetFileFormat:
     """One benchmark.
 
-    ``files``   names of each split's file in the benchmark's folder; the first existing one is read.
+    ``files``   name of each split's file in the benchmark's folder; a name in .jsonl may have .gz behind it.
     ``fields``  required fields of every row: name → (check of its value, description of valid values).
     ``remedy``  how to get the files into place.
     """
 
-    files: dict[str, tuple[str, ...]]
+    files: dict[str, str]
     fields: dict[str, tuple[Check, str]]
     remedy: str
-    read: Callable[[Path], Iterator[Placed]]
 
 
 # ---------------------------------------------------------------- reading
@@ -82,17 +82,18 @@ def read_rows(source: str, split: str, folder: Path) -> list[Sample]:
         raise BadArgument("split", split, f"one of {', '.join(benchmark.files)}, which {source} has")
     path = find_split_file(source, split, folder)
     if path is None:
-        raise BadArgument(
-            "data", str(folder), f"a folder that holds {' or '.join(benchmark.files[split])}", benchmark.remedy
-        )
-    return require_valid_rows(
-        benchmark.read(path), benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}"
-    )
+        raise BadArgument("data", str(folder), f"a folder that holds {benchmark.files[split]}", benchmark.remedy)
+    rows = iterate_wikitext_pages(path) if path.suffix == ".txt" else iterate_json_lines(path)
+    return require_valid_rows(rows, benchmark.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
 def find_split_file(source: str, split: str, folder: Path) -> Path | None:
     """The file of ``split``; None without one."""
-    return next((folder / name for name in _source(source).files.get(split, ()) if (folder / name).is_file()), None)
+    name = _source(source).files.get(split)
+    if name is None:
+        return None
+    named = (folder / name, folder / f"{name}.gz") if name.endswith(".jsonl") else (folder / name,)
+    return next((path for path in named if path.is_file()), None)
 
 
 def require_valid_rows(rows: Iterable[Placed], fields: dict[str, tuple[Check, str]], empty: str) -> list[Sample]:
@@ -141,62 +142,14 @@ def iterate_json_lines(path: Path) -> Iterator[Placed]:
                 value = parse_json(line)
             except ValueError as error:
                 raise BadArgument(place, line[:60], "a JSON object", f"mend the line ({error})") from error
-            yield _object(value, place)
-
-
-def iterate_json_rows(path: Path) -> Iterator[Placed]:
-    """One JSON array of objects, or objects one per line, by the file's first character."""
-    if not _text(path).lstrip().startswith("["):
-        yield from iterate_json_lines(path)
-        return
-    for number, row in enumerate(_json(path)):
-        yield _object(row, f"{path}, [{number}]")
+            if not isinstance(value, dict):
+                raise BadArgument(place, repr(value)[:60], "a JSON object", "mend it or fetch it again")
+            yield place, value
 
 
 def iterate_wikitext_pages(path: Path) -> Iterator[Placed]:
     for number, page in enumerate(iterate_file_documents(path)):
         yield f"{path}, page {number}", {"page": page}
-
-
-def iterate_squad_rows(path: Path) -> Iterator[Placed]:
-    """SQuAD's nesting (article → paragraph → question) as one row per question, as on the hub."""
-    place, whole = _object(_json(path), str(path))
-    for at, article in _objects(whole, "data", place):
-        for inside, paragraph in _objects(article, "paragraphs", at):
-            for here, question in _objects(paragraph, "qas", inside):
-                answers = [answer for _, answer in _objects(question, "answers", here)]
-                yield (
-                    here,
-                    {
-                        "id": question.get("id"),
-                        "title": article.get("title"),
-                        "context": paragraph.get("context"),
-                        "question": question.get("question"),
-                        "answers": {key: [answer.get(key) for answer in answers] for key in ("text", "answer_start")},
-                    },
-                )
-
-
-def _json(path: Path) -> Any:
-    text = _text(path)
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise BadArgument("data", str(path), "a JSON file", f"fetch it again ({error})") from error
-
-
-def _object(value: Any, place: str) -> Placed:
-    if not isinstance(value, dict):
-        raise BadArgument(place, repr(value)[:60], "a JSON object", "mend it or fetch it again")
-    return place, value
-
-
-def _objects(row: Sample, name: str, place: str) -> Iterator[Placed]:
-    value = row.get(name)
-    if not isinstance(value, list):
-        raise BadArgument(f"{place}: {name}", repr(value)[:60], "a list", "mend it or fetch it again")
-    separator = ", " if name == "data" else "."
-    return (_object(item, f"{place}{separator}{name}[{number}]") for number, item in enumerate(value))
 
 
 # ---------------------------------------------------------------- sources
@@ -227,23 +180,18 @@ def _texts(*names: str) -> dict[str, tuple[Check, str]]:
     return dict.fromkeys(names, (_is_text, "a string that is not blank"))
 
 
-def _lines(*stems: str) -> tuple[str, ...]:
-    return tuple(f"{stem}.jsonl{packed}" for stem in stems for packed in ("", ".gz"))
-
-
-def _splits(*names: str) -> dict[str, tuple[str, ...]]:
-    return {name: _lines(*(("validation", "valid") if name == "validation" else (name,))) for name in names}
+def _splits(*names: str) -> dict[str, str]:
+    return {name: f"{name}.jsonl" for name in names}
 
 
 CONVERTED = "put JSON lines there, e.g. by the package datasets: load_dataset(…)['test'].to_json('test.jsonl')"
 SOURCES: dict[str, DatasetFileFormat] = {
     "wikitext": DatasetFileFormat(
-        {"validation": ("valid.txt",), "test": ("test.txt",)},
+        {"validation": "valid.txt", "test": "test.txt"},
         _texts("page"),
         "put WikiText's raw files there under these names",
-        iterate_wikitext_pages,
     ),
-    "pile": DatasetFileFormat(_splits("validation"), _texts("text"), CONVERTED, iterate_json_lines),
+    "pile": DatasetFileFormat({"validation": "valid.jsonl"}, _texts("text"), CONVERTED),
     "arc": DatasetFileFormat(
         _splits("train", "validation", "test"),
         _texts("question")
@@ -252,43 +200,33 @@ SOURCES: dict[str, DatasetFileFormat] = {
             "answerKey": (lambda key, row: key in row["choices"]["label"], "one of choices.label"),
         },
         CONVERTED,
-        iterate_json_lines,
     ),
     "gsm8k": DatasetFileFormat(
         _splits("train", "test"),
         _texts("question") | {"answer": (_contains("#### "), "a string with '#### RESULT'")},
         "put the .jsonl files of openai/grade-school-math there",
-        iterate_json_lines,
     ),
     "math": DatasetFileFormat(
         _splits("train", "test"),
         _texts("problem") | {"solution": (_contains("\\boxed"), "a string with its answer in \\boxed")},
         CONVERTED,
-        iterate_json_lines,
     ),
     "humaneval": DatasetFileFormat(
-        {"test": _lines("HumanEval")},
+        {"test": "HumanEval.jsonl"},
         _texts("task_id", "prompt", "canonical_solution", "test", "entry_point")
         | {"entry_point": (lambda name, _: isinstance(name, str) and name.isidentifier(), "the name of a function")},
         "put HumanEval.jsonl.gz of openai/human-eval there",
-        iterate_json_lines,
     ),
     "squad": DatasetFileFormat(
-        {"train": ("train-v1.1.json",), "validation": ("dev-v1.1.json",)},
+        _splits("train", "validation"),
         _texts("id", "title", "context", "question")
         | {"answers": (_are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)")},
-        "put the published files of SQuAD v1.1 there",
-        iterate_squad_rows,
+        CONVERTED,
     ),
     "samsum": DatasetFileFormat(
-        {
-            "train": ("train.json", *_lines("train")),
-            "validation": ("val.json", *_lines("validation", "valid", "val")),
-            "test": ("test.json", *_lines("test")),
-        },
+        _splits("train", "validation", "test"),
         _texts("dialogue", "summary"),
-        "unpack corpus.7z there (7z x corpus.7z)",
-        iterate_json_rows,
+        CONVERTED,
     ),
 }
 
@@ -396,7 +334,7 @@ def generate_world_splits(*, world_task: str, items: int = 500, seed: int = 0, *
     return LazySplits(load)
 
 
-# ---------------------------------------------------------------- input → output pairs
+# ---------------------------------------------------------------- source-target pairs
 
 
 @dataclass(frozen=True)
@@ -426,12 +364,12 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], Callable[[Sample], tuple[str, str, t
 
 
 def task_file_names(task: str) -> tuple[str, ...]:
-    """Names of files with ``task``, the preferred one first, one ending each.
+    """Names of files with ``task``, the preferred one first.
 
     Raises:
         BadArgument: unknown task.
     """
-    return tuple(f"{task}/{SOURCES[task].files[split][0]}" for split in _pair_splits(task))
+    return tuple(f"{task}/{SOURCES[task].files[split]}" for split in _pair_splits(task))
 
 
 def has_task_file(task: str, data: Path) -> bool:

@@ -15,14 +15,11 @@ last context position on.
 
 Tokenisation, truncation and windows are those of lm-eval's ``hf`` model. ``continuations`` scores and generates.
 
-A journal stores finished requests on disk, so that an interrupted evaluation continues: one JSON-lines file per model,
-point, dtype and library versions. lm-eval's own request cache would mix models, since its keys do not name the model.
+lm-eval's own request cache would mix operating points, since its keys do not name the model, and is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import re
 from collections import Counter
@@ -45,8 +42,7 @@ from tqdm import tqdm
 from emad_ref.calibration.profile import load_profile
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument, EmadError, is_number, suggest_nearest
-from emad_ref.files import append_text, parse_json, read_bytes, require_writable_folder, truncate_file
+from emad_ref.errors import BadArgument, is_number, suggest_nearest
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint, full_depth
@@ -72,65 +68,6 @@ QUIET_SECONDS = 3.0  # shorter work shows no progress bar
 GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
 
 
-class BadJournalError(EmadError):
-    """A journal file is damaged or belongs to another model, point, dtype or library version."""
-
-
-def json_digest(*parts: Any) -> str:
-    """sha256, hex, over JSON values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
-
-
-class ResultJournal:
-    """Results by request hash, in memory and on disk.
-
-    Raises:
-        BadJournal: the file belongs to another identity, or a line before the last is damaged.
-    """
-
-    def __init__(self, folder: Path, identity: dict[str, Any]):
-        require_writable_folder(folder, "journal")
-        self.path = folder / f"{json_digest(identity)[:16]}.jsonl"
-        self.results: dict[str, Any] = {}
-        if self.path.exists():
-            self._read(identity)
-        if not self.path.exists() or self.path.stat().st_size == 0:
-            append_text(self.path, json.dumps({"identity": identity}, sort_keys=True) + "\n", "journal")
-
-    def write_results(self, results: Iterable[tuple[str, Any]]) -> None:
-        """Write (request hash, result) pairs to disk."""
-        new = dict(results)
-        self.results.update(new)
-        lines = (json.dumps({"request": key, "result": result}) + "\n" for key, result in new.items())
-        append_text(self.path, "".join(lines), "journal")
-
-    def _read(self, identity: dict[str, Any]) -> None:
-        whole = read_bytes(self.path, "journal")
-        complete = whole[: whole.rfind(b"\n") + 1]
-        if len(complete) < len(whole):  # the process died while writing the last line
-            truncate_file(self.path, len(complete), "journal")
-        for number, line in enumerate(complete.split(b"\n")[:-1], start=1):
-            self._take(number, line, identity)
-
-    def _take(self, number: int, line: bytes, identity: dict[str, Any]) -> None:
-        try:
-            entry = parse_json(line.decode("utf-8"), constants=True)  # a log-likelihood may be −∞
-            if number == 1:
-                if entry["identity"] != json.loads(json.dumps(identity)):
-                    raise ValueError("it belongs to another model or operating point")
-            else:
-                self.results[entry["request"]] = entry["result"]
-        except (ValueError, KeyError, TypeError) as error:
-            excerpt = line[:60].decode("utf-8", "replace")
-            raise BadJournalError(
-                f"journal={str(self.path)!r}, line {number}={excerpt!r}, but expected a result "
-                f"({type(error).__name__}: {error}); remove the file to start over"
-            ) from error
-
-
-# ---------------------------------------------------------------- the model that lm-eval sees
-
-
 @register_model("emad")
 class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     """lm-eval model that decodes at an operating point.
@@ -145,7 +82,6 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ``max_length``     largest number of context and continuation tokens; by default that of the model.
     ``add_bos_token``  None: as the tokenizer does, like ``hf``. True: beginning-of-text token before every context.
                        False: no special token.
-    ``journal``        folder that stores finished requests, which are not run again.
     ``progress``       stream of progress bars; None: standard error.
     ``device``, ``dtype``, ``revision``  as for ``load``, if ``pretrained`` is a name.
 
@@ -168,7 +104,6 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         batch_size: int | str | None = None,
         max_length: int | None = None,
         add_bos_token: bool | None = None,
-        journal: str | Path | None = None,
         progress: TextIO | None = None,
         device: str = "cpu",
         dtype: str | None = None,
@@ -194,13 +129,10 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if not 1 <= self.max_length <= self.stepper.max_positions:
             raise BadArgument("max_length", max_length, f"1–{self.stepper.max_positions}, what this model was made for")
         self.add_bos_token = add_bos_token
-        if journal is not None and decoder is not None:
-            raise BadArgument("journal", str(journal), "None with a decoder", "a decoder has no fingerprint to file by")
         self._decoder, self._progress = decoder, progress
         self.cut: dict[str, int] = {}
         self.decided: list[TokenSequence] = []
         self._shortened: list[bool] = []  # per request of the last scoring call: context cut
-        self._journal = None if journal is None else ResultJournal(Path(journal), self._identity())
 
     # ------------------------------------------------------------ tokens, as in lm-eval's `hf`
 
@@ -286,20 +218,19 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             for (tokens, _), (_, context, continuation) in zip(fitted, requests, strict=True)
         ]
         self.decided += [TokenSequence(np.array(tokens, dtype=np.int64), start) for tokens, start in fitted]
-        keys = [json_digest("score", tokens, start) for tokens, start in fitted]
-        results_so_far = self._known()
-        todo = {key: request for key, request in zip(keys, fitted, strict=True) if key not in results_so_far}
+        distinct = list(dict.fromkeys(fitted))
         inputs = [
-            (ForcedInput(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
-            for (tokens, start), group in _sorted_groups(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
+            (ForcedInput(tokens, start, tuple(request[0][-1] for request in group)), group)
+            for (tokens, start), group in _sorted_groups(distinct, lambda request: (request[0][:-1], request[1]))
         ]
+        found: dict[tuple[tuple[int, ...], int], Answer] = {}
         score = self._scorer()
-        with self._bar("scoring", len(todo), disable_tqdm) as bar:
+        with self._bar("scoring", len(distinct), disable_tqdm) as bar:
             for batch in self._batches(inputs, lambda item: len(item[0].tokens)):
                 answers = score([forced for forced, _ in batch])
-                self._keep(results_so_far, zip((key for _, keys in batch for key in keys), answers, strict=True))
+                found.update(zip((request for _, group in batch for request in group), answers, strict=True))
                 bar.update(len(answers))
-        return [(float(results_so_far[key][0]), bool(results_so_far[key][1])) for key in keys]
+        return [(float(found[request][0]), bool(found[request][1])) for request in fitted]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """[requests] greedy continuations, cut before their first stop string.
@@ -309,22 +240,17 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                 the model has positions.
         """
         generations = [self._generation(*request.args[:2]) for request in requests]
-        generation_keys = [request for request, _ in generations]
         self._count_cut(requests, [shortened for _, shortened in generations])
-        keys = [json_digest("generate", *parts) for parts in generation_keys]
-        results_so_far = self._known()
-        todo = [item for item in dict(zip(keys, generation_keys, strict=True)).items() if item[0] not in results_so_far]
-        with self._bar("generating", len(todo), disable_tqdm) as bar:
-            for (stops, max_new), group in _sorted_groups(todo, lambda item: item[1][1:]):
-                for batch in self._batches(group, lambda item, new=max_new: len(item[1][0]) + new):  # type: ignore[misc]
-                    texts = self._generate([tokens for _, (tokens, _, _) in batch], stops, max_new)
-                    self._keep(results_so_far, zip((key for key, _ in batch), texts, strict=True))
+        distinct = list(dict.fromkeys(generation for generation, _ in generations))
+        found: dict[tuple[tuple[int, ...], tuple[str, ...], int], str] = {}
+        with self._bar("generating", len(distinct), disable_tqdm) as bar:
+            for (stops, max_new), group in _sorted_groups(distinct, lambda generation: generation[1:]):
+                for batch in self._batches(group, lambda item, new=max_new: len(item[0]) + new):  # type: ignore[misc]
+                    texts = self._generate([tokens for tokens, _, _ in batch], stops, max_new)
+                    found.update(zip(batch, texts, strict=True))
                     bar.update(len(batch))
-        written = [str(results_so_far[key]) for key in keys]
-        self.decided += [
-            self._as_written(tokens, text) for (tokens, _, _), text in zip(generation_keys, written, strict=True)
-        ]
-        return written
+        self.decided += [self._as_written(generation[0], found[generation]) for generation, _ in generations]
+        return [found[generation] for generation, _ in generations]
 
     def _as_written(self, context: Sequence[int], text: str) -> TokenSequence:
         """Tokens of a context and its continuation; an empty ``text`` stands for the end-of-text token."""
@@ -342,17 +268,11 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             "use_cache",
             "a file",
             "None",
-            "lm-eval would answer for one operating point with another's results; pass journal=FOLDER to EmadLM",
+            "lm-eval would answer for one operating point with another's results; leave --use_cache out",
         )
 
     def get_model_info(self) -> dict[str, Any]:
         """Information about the model, which lm-eval stores with its results."""
-        return {**self._identity(), "batch_size": self.batch_size, "max_length": self.max_length}
-
-    # ------------------------------------------------------------ private
-
-    def _identity(self) -> dict[str, Any]:
-        """All inputs of results except the request."""
         return {
             "model": self.loaded.name,
             "fingerprint": self.loaded.fingerprint,
@@ -360,7 +280,11 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             "point": self.point.to_json(),
             "special_tokens": self.loaded.special_tokens.facts,
             "versions": {name: version(name) for name in ("torch", "transformers")},
+            "batch_size": self.batch_size,
+            "max_length": self.max_length,
         }
+
+    # ------------------------------------------------------------ private
 
     def _fitted(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[tuple[int, ...], int]:
         """(tokens cut on the left to the model's window, last context position)."""
@@ -443,16 +367,6 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         rows = max(1, TOKENS_PER_BATCH // length)
         return rows if self._most_rows is None else min(rows, self._most_rows)
 
-    def _known(self) -> dict[str, Any]:
-        """Results of the journal; empty without one."""
-        return {} if self._journal is None else self._journal.results
-
-    def _keep(self, results_so_far: dict[str, Any], results: Iterable[tuple[str, Any]]) -> None:
-        if self._journal is None:
-            results_so_far.update(results)
-        else:
-            self._journal.write_results(results)
-
     def _bar(self, what: str, total: int, disable: bool) -> Any:
         named = f"{what} at {self.point.name}"
         return tqdm(total=total, desc=named, disable=disable, delay=QUIET_SECONDS, unit="req", file=self._progress)
@@ -465,8 +379,8 @@ def _sorted_groups(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tupl
 
 # names that lm-eval's `--model_args` may use
 ARGUMENTS = (
-    "pretrained", "profile", "margin", "batch_size", "max_batch_size", "max_length", "add_bos_token", "journal",
-    "device", "dtype", "revision",
+    "pretrained", "profile", "margin", "batch_size", "max_batch_size", "max_length", "add_bos_token", "device",
+    "dtype", "revision",
 )  # fmt: skip
 
 

@@ -29,11 +29,10 @@ from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import asked
 from tests.claims.test_simulated_truth import simulations
 from tests.small_exits import TUNED, published, somebodys
-from tests.unit.tasks.test_datasets import write
+from tests.unit.tasks.test_datasets import squad_rows, write
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
-QUESTIONS = [{"id": "1", "question": "What did Ada put?", "answers": [{"text": "the tea", "answer_start": 8}]}]
-SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
+SQUAD = squad_rows(PASSAGE, ("What did Ada put?", "the tea"))
 SAMSUM = [{"id": "1", "dialogue": "Ada: Tea, two cups?\nBob: Yes.", "summary": "Bob wants two cups of tea."}]
 DECIDED = ("EE-1", "EE-3", "EE-7", "EE-9", "EE-13", "EE-15")
 ROWS = AttachedTable("rows", [{"one": 1}])
@@ -73,7 +72,7 @@ def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: P
     assert answer.attachments.tables == (ROWS,)
     worlds = answered(made(bundled=True))
     assert (worlds.corpus, worlds.attachments.notes) == ("world:pairs", ())
-    (data / "squad/dev-v1.1.json").unlink()
+    (data / "squad/validation.jsonl").unlink()
     assert answered(made(data)).corpus == "samsum"
 
 
@@ -100,8 +99,8 @@ def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: P
 
 
 def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
-    write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
-    with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
+    write(data / "samsum/validation.jsonl", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
+    with pytest.raises(RunStopped, match=r"validation\.jsonl, line 1: dialogue"):
         answer_early_exit_claim(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
 
 

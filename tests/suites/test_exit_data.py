@@ -10,14 +10,16 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from pytest_emad.statistics.goldens import load_known_verdicts_from_folders
 from tests.suites.conftest import Run, add_tokenizer, only, text_of, verdicts_of
-from tests.unit.tasks.test_datasets import write
+from tests.unit.tasks.test_datasets import squad_rows, write
 
 pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
 
 MODEL = "claims/test_model.py"
 ROWS = ("EE-1", "EE-2", "EE-3", "EE-4", "EE-8", "EE-9", "EE-10", "EE-12", "EE-13", "EE-15")
 ITEMS = 12
-NO_FILES = "no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json or samsum/test.json"
+NO_FILES = (
+    "no SQuAD/SamSum files; --emad-data DIR holds squad/validation.jsonl, samsum/validation.jsonl or samsum/test.jsonl"
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +39,11 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Return a data folder with words that its tokenizer knows."""
-    questions = [
-        {"id": str(n), "question": f"w{n + 3} w{n + 4}", "answers": [{"text": f"w{n + 5}", "answer_start": 0}]}
-        for n in range(ITEMS)
-    ]
-    paragraph = {"context": " ".join(f"w{n}" for n in range(3, 60)), "qas": questions}
+    questions = [(f"w{n + 3} w{n + 4}", f"w{n + 5}") for n in range(ITEMS)]
+    context = " ".join(f"w{n}" for n in range(3, 60))
+    write(tmp_path / "data/squad/validation.jsonl", squad_rows(context, *questions))
     write(
-        tmp_path / "data/squad/dev-v1.1.json",
-        {"version": "1.1", "data": [{"title": "w3", "paragraphs": [paragraph]}]},
-    )
-    write(
-        tmp_path / "data/samsum/test.json",
+        tmp_path / "data/samsum/test.jsonl",
         [{"id": str(n), "dialogue": f"w{n + 3} w{n + 4}", "summary": f"w{n + 5} w{n + 6}"} for n in range(ITEMS)],
     )
     return tmp_path / "data"
@@ -74,7 +70,7 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
     kept = {entry["claim"]: entry["corpus"] for entry in load_known_verdicts_from_folders([golden]).entries}
     assert kept["EE-2"] == kept["EE-3"] == "squad+samsum"
     result.stdout.fnmatch_lines(
-        ["*squad: 12 of 12 pairs of dev-v1.1.json; 0 sources cut*", "*samsum: 12 of 12 pairs of test.json*"]
+        ["*squad: 12 of 12 pairs of validation.jsonl; 0 sources cut*", "*samsum: 12 of 12 pairs of test.jsonl*"]
     )
     result.stdout.fnmatch_lines(["*early exits on squad+samsum*"])
 
@@ -100,18 +96,18 @@ def test_without_files_rows_are_unmeasured_and_arithmetic_goes_on(judge: Run, t5
 
 
 def test_one_file_of_the_two_leaves_the_other_a_leg(judge: Run, t5: Path, data: Path, tmp_path: Path) -> None:
-    (data / "samsum/test.json").unlink()
+    (data / "samsum/test.jsonl").unlink()
     out = tmp_path / "out"
     result = judge(MODEL, model=t5, data=data, report=out, more=only("EE-3"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     legs = {leg["name"]: leg for leg in verdicts_of(out)["EE-3"]["legs"]}
     assert legs["samsum"]["outcome"] == "unmeasured"
-    assert legs["samsum"]["reason"] == f"no samsum/val.json or samsum/test.json in --emad-data {data}"
+    assert legs["samsum"]["reason"] == f"no samsum/validation.jsonl or samsum/test.jsonl in --emad-data {data}"
     assert legs["squad"]["outcome"] == "not applicable"
 
 
 def test_a_file_that_does_not_fit_is_one_error_of_the_run(judge: Run, t5: Path, data: Path) -> None:
-    write(data / "samsum/test.json", [{"id": "1", "dialogue": "w3"}])
+    write(data / "samsum/test.jsonl", [{"id": "1", "dialogue": "w3"}])
     result = judge(MODEL, model=t5, data=data, more=only(*ROWS))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert text_of(result).count("test.json, [0]: summary") == 1
+    assert text_of(result).count("test.jsonl, line 1: summary") == 1

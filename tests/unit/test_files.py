@@ -26,7 +26,6 @@ from emad_ref.files import (
     read_toml,
     remove_file,
     require_writable,
-    truncate_file,
     write_atomically,
 )
 
@@ -246,17 +245,14 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert done.stdout == "No space left on device\nNo space left on device\n['ballast']\n", done.stderr
 
 
-def test_what_is_added_to_a_file_is_there_and_a_cut_keeps_the_beginning(tmp_path: Path) -> None:
-    append_text(tmp_path / "x", "one\n", "journal")
-    append_text(tmp_path / "x", "two\n", "journal")
-    truncate_file(tmp_path / "x", 4, "journal")
-    assert (tmp_path / "x").read_text() == "one\n"
-    remove_file(tmp_path / "x", "journal")
-    remove_file(tmp_path / "x", "journal")
-    with pytest.raises(BadFile, match=r"journal='.*, but expected a file that can be cut; .* \(No such file"):
-        truncate_file(tmp_path / "x", 4, "journal")
+def test_what_is_added_to_a_file_is_there_until_the_file_is_removed(tmp_path: Path) -> None:
+    append_text(tmp_path / "x", "one\n", "summary")
+    append_text(tmp_path / "x", "two\n", "summary")
+    assert (tmp_path / "x").read_text() == "one\ntwo\n"
+    remove_file(tmp_path / "x", "summary")
+    remove_file(tmp_path / "x", "summary")
     with pytest.raises(BadFile, match="expected a file that can be removed"):
-        remove_file(tmp_path, "journal")
+        remove_file(tmp_path, "summary")
 
 
 def test_a_file_that_breaks_off_while_it_is_read_says_so(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.statistics.units import ByItem
 from pytest_emad.tasks.metrics import token_f1
 from tests.small_exits import LAYERS, MINIMA, TUNED, WORLD_TASKS, few_items, published, somebodys
-from tests.unit.tasks.test_datasets import write
+from tests.unit.tasks.test_datasets import squad_rows, write
 
 FEW_ITEMS, SMALL = 6, "emad-t5-tiny"
 
@@ -289,9 +289,8 @@ def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(tuned: Model
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
 # enough that no budget draws all of them; the first word of an answer distinguishes them
-QUESTIONS = [{"id": str(n), "question": f"What did {n} put?", "answers": [{"text": f"{n} the tea", "answer_start": 0}]}
-             for n in range(120)]  # fmt: skip
-SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
+QUESTIONS = [(f"What did {n} put?", f"{n} the tea") for n in range(120)]
+SQUAD = squad_rows(PASSAGE, *QUESTIONS)
 SAMSUM = [{"id": str(n), "dialogue": f"Ada: Tea, {n} cups?\nBob: Yes.", "summary": f"Bob wants {n} cups of tea."}
           for n in range(7)]  # fmt: skip
 
@@ -333,18 +332,16 @@ def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
     assert {pair.task for pair in asked.load_items("squad").pairs} == {"squad"}
 
 
-@pytest.mark.parametrize(
-    ("there", "lacking", "file"), [("squad", "samsum", "val.json"), ("samsum", "squad", "dev-v1.1.json")]
-)
+@pytest.mark.parametrize(("there", "lacking"), [("squad", "samsum"), ("samsum", "squad")])
 def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks(
-    made, data: Path, there: str, lacking: str, file: str
+    made, data: Path, there: str, lacking: str
 ) -> None:
     next((data / lacking).iterdir()).unlink()
     asked = made(data).early_exits.task_items
     assert (asked.names, asked.corpus, asked.no_task_reason) == ((there,), there, "")
     ((task, reason),) = asked.unavailable_reasons.items()
     assert task == lacking
-    assert f"{lacking}/{file}" in reason
+    assert f"{lacking}/validation.jsonl" in reason
     assert str(data) in reason
 
 
@@ -353,11 +350,13 @@ def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -
     assert bare.early_exits.task_names == empty.early_exits.task_names == ()
     outcome, reason = bare.early_exits.absent_premise
     assert outcome == "unmeasured"
-    assert reason.startswith("no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json")
+    assert reason.startswith(
+        "no SQuAD/SamSum files; --emad-data DIR holds squad/validation.jsonl, samsum/validation.jsonl"
+    )
     assert list(bare.early_exits.unavailable_reasons) == ["squad", "samsum"]
     _, said = empty.early_exits.absent_premise
-    assert "no squad/dev-v1.1.json in --emad-data" in said
-    assert "no samsum/val.json or samsum/test.json in" in said
+    assert "no squad/validation.jsonl in --emad-data" in said
+    assert "no samsum/validation.jsonl or samsum/test.jsonl in" in said
 
 
 def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
@@ -384,7 +383,7 @@ def test_as_many_items_as_the_budget_allows_and_the_file_has(
     assert [len(asked.load_items(name).pairs) for name in asked.names] == [squad, samsum]
     if budget == "smoke":
         assert asked.notes[0].endswith(
-            "squad: 100 of 120 pairs of dev-v1.1.json; 0 sources cut to 512 tokens, 0 references to 30"
+            "squad: 100 of 120 pairs of validation.jsonl; 0 sources cut to 512 tokens, 0 references to 30"
         )
 
 
@@ -407,7 +406,7 @@ def test_a_source_longer_than_the_window_loses_its_end_but_not_the_token_that_cl
             assert after.tolist() == [*before[: window - 1], end]
     assert short.early_exits.make_prompts("squad")[0].source is items.sources[0]
     assert (
-        f"squad: 100 of 120 pairs of dev-v1.1.json; {longer} sources cut to {window} tokens"
+        f"squad: 100 of 120 pairs of validation.jsonl; {longer} sources cut to {window} tokens"
         in short.early_exits.task_items.notes[0]
     )
 
@@ -423,8 +422,8 @@ def test_a_reference_is_read_as_far_as_it_could_be_written(made, data: Path, mon
 
 
 def test_a_file_that_does_not_fit_ends_the_run(made, data: Path) -> None:
-    write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
-    with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
+    write(data / "samsum/validation.jsonl", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
+    with pytest.raises(RunStopped, match=r"validation\.jsonl, line 1: dialogue"):
         made(data).early_exits.task_items.load_items("samsum")
 
 
@@ -480,23 +479,15 @@ def test_a_chain_is_right_where_its_last_number_is() -> None:
 
 # ---------------------------------------------------------------- independent units, and guessing
 
-TWO_TEXTS = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "Tea",
-            "paragraphs": [
-                {"context": PASSAGE, "qas": QUESTIONS[:60]},
-                {"context": f"Then: {PASSAGE}", "qas": [{**q, "id": f"second {q['id']}"} for q in QUESTIONS[:60]]},
-            ],
-        },
-        {"title": "Tea, later", "paragraphs": [{"context": f"Later: {PASSAGE}", "qas": QUESTIONS[:1]}]},
-    ],
-}
+TWO_TEXTS = [
+    *squad_rows(PASSAGE, *QUESTIONS[:60]),
+    *squad_rows(f"Then: {PASSAGE}", *QUESTIONS[:60]),
+    *squad_rows(f"Later: {PASSAGE}", QUESTIONS[0]),
+]
 
 
 def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do_not(made, data: Path) -> None:
-    write(data / "squad/dev-v1.1.json", TWO_TEXTS)
+    write(data / "squad/validation.jsonl", TWO_TEXTS)
     items = made(data).early_exits.task_items.load_items("squad")
     texts = [pair.text for pair in items.pairs]
     assert 2 <= len(set(texts)) <= 3
@@ -514,7 +505,7 @@ def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do
 
 
 def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Path) -> None:
-    write(data / "squad/dev-v1.1.json", TWO_TEXTS)
+    write(data / "squad/validation.jsonl", TWO_TEXTS)
     asked = made(data).early_exits.task_items
     judged = {pair.text for pair in asked.load_items("squad").pairs}
     others = [pair.text for pair in asked.load_items_of_other_texts("squad", 50).pairs]
@@ -532,7 +523,7 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
     guessed = {task: float(worlds.compute_guess_scores(task).mean()) for task in WORLD_TASKS}
     assert guessed == pytest.approx({"qa": 0.03, "summary": 0.41, "count": 0.01}, abs=0.02)  # a lead is half a summary
     same = [{"id": str(n), "dialogue": f"Ada: {n}?\nBob: Yes.", "summary": "Bob agrees."} for n in range(300)]
-    write(data / "samsum/val.json", same)
+    write(data / "samsum/validation.jsonl", same)
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
     assert made(data).early_exits.task_items.compute_guess_scores("samsum").tolist() == [1.0] * 100, (
         "every model answers that"

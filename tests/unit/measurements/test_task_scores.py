@@ -21,7 +21,7 @@ from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
 from pytest_emad.tasks.scoring import CONTINUATION_CHOICE
 from tests.decoders.foreign_decoder import ForeignDecoder
-from tests.unit.tasks.test_datasets import write, write_folder
+from tests.unit.tasks.test_datasets import squad_rows, write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from pytest_emad.tasks.evaluation import evaluate_tasks
@@ -121,11 +121,8 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
 
 
 def test_questions_about_one_paragraph_are_one_cluster(made: Make, tmp_path: Path) -> None:
-    def asked(*questions: str) -> list[dict[str, Any]]:
-        return [{"id": q, "question": q, "answers": [{"text": "One", "answer_start": 0}]} for q in questions]
-
-    paragraphs = [{"context": "One.", "qas": asked("a?", "b?")}, {"context": "One. Two.", "qas": asked("c?")}]
-    write(tmp_path / "squad/dev-v1.1.json", {"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+    rows = [*squad_rows("One.", ("a?", "One"), ("b?", "One")), *squad_rows("One. Two.", ("c?", "One"))]
+    write(tmp_path / "squad/validation.jsonl", rows)
     right = made("squad", data=tmp_path).task_scores.correctness_by_item("squad", FULL)
     first, second, third = right.cluster.tolist()
     assert first == second != third
@@ -200,23 +197,20 @@ def test_as_many_documents_as_asked_for_else_all_else_what_the_smallest_budget_h
 # ---------------------------------------------------------------- origin of the scores
 
 
-def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(
-    made: Make, nano: LoadedModel, tmp_path
-) -> None:
+def test_a_foreign_decoder_is_asked_token_by_token(made: Make, nano: LoadedModel) -> None:
     asked = []
 
     def foreign(request: Any) -> ForeignDecoder:
         asked.append(request.point.name)
         return ForeignDecoder(request.model.load().model, request.point)
 
-    theirs, ours = made("arc_easy", decoder=foreign, journal=tmp_path / "journal"), made("arc_easy")
+    theirs, ours = made("arc_easy", decoder=foreign), made("arc_easy")
     for point in (FULL, EARLY):
         assert (
             theirs.task_scores.correctness_by_item("arc_easy", point).values.tolist()
             == ours.task_scores.correctness_by_item("arc_easy", point).values.tolist()
         )
     assert asked == [FULL.name, EARLY.name]
-    assert not (tmp_path / "journal").exists()
 
 
 @pytest.mark.parametrize("task", ["wikitext", "gsm8k"])
@@ -230,19 +224,6 @@ def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> 
         lying.task_scores.published.evaluate_task(task, FULL)
     assert complaint.value.finding is not None
     assert complaint.value.finding.check == "answers"
-
-
-def test_results_are_kept_beside_the_report_and_not_run_again(
-    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    named = first.task_scores.published.accuracy_tasks
-    before = [first.task_scores.correctness_by_item(task, EARLY).values.tolist() for task in named]
-    assert len(list((tmp_path / "journal").glob("*.jsonl"))) == 1
-    for name in ("_scorer", "_generate"):
-        monkeypatch.setattr(EmadLM, name, lambda *_: lambda batch: pytest.fail("run again"))
-    again = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
-    assert [again.task_scores.correctness_by_item(task, EARLY).values.tolist() for task in named] == before
 
 
 # ---------------------------------------------------------------- unscored tasks

@@ -68,7 +68,7 @@ def test_a_message_says_which_seed_gave_what() -> None:
 def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
     assert (
         Study().non_default_setting_lines
-        == Study(seed=3, corpus="wikitext", device="cuda", journal=tmp_path).non_default_setting_lines
+        == Study(seed=3, corpus="wikitext", device="cuda").non_default_setting_lines
         == []
     )
     profile = tmp_path / "profile.json"

@@ -56,36 +56,30 @@ HUMANEVAL = [
         "entry_point": "one",
     }
 ]
-SQUAD = {
-    "version": "1.1",
-    "data": [
-        {
-            "title": "Rivers",
-            "paragraphs": [
-                {
-                    "context": "The Elbe flows to the sea.",
-                    "qas": [
-                        {
-                            "id": "r1",
-                            "question": "What flows?",
-                            "answers": [{"text": "The Elbe", "answer_start": 0}, {"text": "Elbe", "answer_start": 4}],
-                        },
-                        {"id": "r2", "question": "Where to?", "answers": [{"text": "the sea", "answer_start": 18}]},
-                    ],
-                }
-            ],
-        }
-    ],
-}
+SQUAD = [
+    {
+        "id": "r1",
+        "title": "Rivers",
+        "context": "The Elbe flows to the sea.",
+        "question": "What flows?",
+        "answers": {"text": ["The Elbe", "Elbe"], "answer_start": [0, 4]},
+    },
+    {
+        "id": "r2",
+        "title": "Rivers",
+        "context": "The Elbe flows to the sea.",
+        "question": "Where to?",
+        "answers": {"text": ["the sea"], "answer_start": [18]},
+    },
+]
 SAMSUM = [{"id": "1", "dialogue": "Ada: Tea?\nBob: Yes.", "summary": "Bob wants tea."}]
 WIKITEXT = " = Ada = \n \n Ada counts . \n \n = = Life = = \n \n She counts on . \n = Bob = \n \n Bob reads . \n"
 
 
-def write(path: Path, rows: Any) -> Path:
-    """Write JSON lines for a list under .jsonl, one JSON value elsewhere."""
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in rows) if path.suffix == ".jsonl" else json.dumps(rows)
-    path.write_text(lines, encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
@@ -99,8 +93,8 @@ def write_folder(data: Path) -> Path:
         write(data / f"math/algebra/{split}.jsonl", MATH)
         write(data / f"gsm8k/{split}.jsonl", GSM8K)
     write(data / "humaneval/HumanEval.jsonl", HUMANEVAL)
-    write(data / "squad/dev-v1.1.json", SQUAD)
-    write(data / "samsum/test.json", SAMSUM)
+    write(data / "squad/validation.jsonl", SQUAD)
+    write(data / "samsum/test.jsonl", SAMSUM)
     for folder in ("wikitext-2", "wikitext-103"):
         (data / folder).mkdir()
         (data / folder / "test.txt").write_text(WIKITEXT, encoding="utf-8")
@@ -121,6 +115,7 @@ def data(tmp_path: Path) -> Path:
         ("gsm8k", "gsm8k", "test", GSM8K),
         ("humaneval", "humaneval", "test", HUMANEVAL),
         ("samsum", "samsum", "test", SAMSUM),
+        ("squad", "squad", "validation", SQUAD),
     ],
 )
 def test_rows_are_read_as_the_hub_has_them(data, source, folder, split, rows):
@@ -143,24 +138,11 @@ def test_wikitext_is_cut_into_pages_at_top_level_headings(data):
     assert second["page"] == " = Bob = \n \n Bob reads . \n"
 
 
-def test_squads_nesting_becomes_one_row_per_question(data):
-    first, second = read_rows("squad", "validation", data / "squad")
-    assert first == {
-        "id": "r1",
-        "title": "Rivers",
-        "context": "The Elbe flows to the sea.",
-        "question": "What flows?",
-        "answers": {"text": ["The Elbe", "Elbe"], "answer_start": [0, 4]},
-    }
-    assert second["answers"]["text"] == ["the sea"]
-
-
-def test_compressed_lines_and_lines_instead_of_an_array_are_read_too(tmp_path):
-    with gzip.open(tmp_path / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in HUMANEVAL)
-    assert read_rows("humaneval", "test", tmp_path) == HUMANEVAL
-    write(tmp_path / "test.jsonl", SAMSUM)
-    assert read_rows("samsum", "test", tmp_path) == SAMSUM
+@pytest.mark.parametrize(("source", "name", "rows"), [("humaneval", "HumanEval", HUMANEVAL), ("gsm8k", "test", GSM8K)])
+def test_compressed_lines_are_read_too(tmp_path, source, name, rows):
+    with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    assert read_rows(source, "test", tmp_path) == rows
 
 
 def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
@@ -209,7 +191,7 @@ def test_a_benchmark_that_is_not_there_says_what_to_put_where(tmp_path, source):
     with pytest.raises(BadArgument) as caught:
         read_rows(source, split, tmp_path / "nothing")
     assert str(tmp_path / "nothing") in str(caught.value)
-    assert SOURCES[source].files[split][0] in str(caught.value)
+    assert SOURCES[source].files[split] in str(caught.value)
     assert str(caught.value).endswith(SOURCES[source].remedy)
 
 
@@ -230,19 +212,13 @@ def test_a_pile_file_that_is_damaged_is_refused(tmp_path, lines, message):
 
 
 def test_squads_second_version_is_refused(tmp_path):
-    whole = json.loads(json.dumps(SQUAD))
-    whole["data"][0]["paragraphs"][0]["qas"][1]["answers"] = []
-    write(tmp_path / "dev-v1.1.json", whole)
-    with pytest.raises(BadArgument, match=r"data\[0\]\.paragraphs\[0\]\.qas\[1\]: answers=.*as in SQuAD v1\.1"):
-        read_rows("squad", "validation", tmp_path)
-    del whole["data"][0]["paragraphs"]
-    write(tmp_path / "dev-v1.1.json", whole)
-    with pytest.raises(BadArgument, match=r"data\[0\]: paragraphs='None', but expected a list"):
+    write(tmp_path / "validation.jsonl", [SQUAD[0], SQUAD[1] | {"answers": {"text": [], "answer_start": []}}])
+    with pytest.raises(BadArgument, match=r"validation\.jsonl, line 2: answers=.*as in SQuAD v1\.1"):
         read_rows("squad", "validation", tmp_path)
 
 
 def test_a_missing_file_or_split_is_named(data):
-    with pytest.raises(BadArgument, match=r"ARC-Easy'.*a folder that holds validation\.jsonl or"):
+    with pytest.raises(BadArgument, match=r"ARC-Easy'.*a folder that holds validation\.jsonl;"):
         read_rows("arc", "validation", data / "arc/ARC-Easy")
     with pytest.raises(BadArgument, match="split='train', but expected one of test, which humaneval has"):
         read_rows("humaneval", "train", data / "humaneval")
@@ -342,17 +318,17 @@ def test_rows_are_clean_text_or_refused_by_file_line_and_field(tmp_path, name):
 DIALOGUES = [{"id": str(n), "dialogue": f"Ada: {n} cups?", "summary": f"Ada offers {n} cups."} for n in range(40)]
 
 
-def squad_of(*questions: str) -> dict:
-    """Return one paragraph with these questions; the answer is the second word of each."""
-    asked = [
-        {"id": q, "question": q, "answers": [{"text": q.split()[1], "answer_start": 0}]} for q in questions
-    ]  # fmt: skip
-    return {"version": "1.1", "data": [{"title": "T", "paragraphs": [{"context": "Some text.", "qas": asked}]}]}
+def squad_rows(context: str, *questions: tuple[str, str]) -> list[dict[str, Any]]:
+    """Return rows of SQuAD about one text, from (question, answer)."""
+    return [
+        {"id": q, "title": "T", "context": context, "question": q, "answers": {"text": [a], "answer_start": [0]}}
+        for q, a in questions
+    ]
 
 
 def test_pairs_have_the_form_in_which_t5_was_trained(tmp_path: Path) -> None:
-    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
-    write(tmp_path / "samsum/val.json", SAMSUM)
+    write(tmp_path / "squad/validation.jsonl", SQUAD)
+    write(tmp_path / "samsum/validation.jsonl", SAMSUM)
     asked = {pair.source: pair for pair in load_seq2seq_pairs("squad", tmp_path, 10).pairs}
     what = asked["question: What flows? context: The Elbe flows to the sea."]
     assert (what.task, what.target, what.answers) == ("squad", "The Elbe", ("The Elbe", "Elbe"))
@@ -363,7 +339,7 @@ def test_pairs_have_the_form_in_which_t5_was_trained(tmp_path: Path) -> None:
 
 
 def test_the_seed_fixes_an_order_of_which_a_smaller_draw_is_the_beginning(tmp_path: Path) -> None:
-    write(tmp_path / "samsum/test.json", DIALOGUES)
+    write(tmp_path / "samsum/test.jsonl", DIALOGUES)
     few, many = load_seq2seq_pairs("samsum", tmp_path, 10, seed=3), load_seq2seq_pairs("samsum", tmp_path, 30, seed=3)
     assert few.pairs == many.pairs[:10]
     assert (len(many.pairs), many.of) == (30, 40)
@@ -375,22 +351,22 @@ def test_the_seed_fixes_an_order_of_which_a_smaller_draw_is_the_beginning(tmp_pa
 
 def test_the_papers_split_comes_first_and_training_files_are_never_asked(tmp_path: Path) -> None:
     train = tmp_path / "trained"
-    write(train / "squad/train-v1.1.json", squad_of("Who trained"))
-    write(train / "samsum/train.json", DIALOGUES)
+    write(train / "squad/train.jsonl", squad_rows("Some text.", ("Who?", "trained")))
+    write(train / "samsum/train.jsonl", DIALOGUES)
     assert not has_task_file("squad", train)
     assert not has_task_file("samsum", train)
-    write(train / "squad/dev-v1.1.json", squad_of("Who develops"))
+    write(train / "squad/validation.jsonl", squad_rows("Some text.", ("Who?", "develops")))
     assert [pair.target for pair in load_seq2seq_pairs("squad", train, 9).pairs] == ["develops"]
-    write(train / "samsum/test.json", DIALOGUES[:2])
-    assert load_seq2seq_pairs("samsum", train, 9).file == train / "samsum/test.json"
-    write(train / "samsum/val.json", DIALOGUES[:3])
+    write(train / "samsum/test.jsonl", DIALOGUES[:2])
+    assert load_seq2seq_pairs("samsum", train, 9).file == train / "samsum/test.jsonl"
+    write(train / "samsum/validation.jsonl", DIALOGUES[:3])
     found = load_seq2seq_pairs("samsum", train, 9)
-    assert (found.file, found.of) == (train / "samsum/val.json", 3)
+    assert (found.file, found.of) == (train / "samsum/validation.jsonl", 3)
 
 
 def test_files_are_named_for_people() -> None:
-    assert task_file_names("squad") == ("squad/dev-v1.1.json",)
-    assert task_file_names("samsum") == ("samsum/val.json", "samsum/test.json")
+    assert task_file_names("squad") == ("squad/validation.jsonl",)
+    assert task_file_names("samsum") == ("samsum/validation.jsonl", "samsum/test.jsonl")
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
@@ -400,8 +376,8 @@ def test_a_folder_without_the_file_says_which_it_lacks(task: str, tmp_path: Path
 
 
 def test_a_row_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "samsum/val.json", [*DIALOGUES[:2], {"id": "x", "dialogue": "Ada: Hm."}])
-    with pytest.raises(BadArgument, match=r"val\.json, \[2\]: summary"):
+    write(tmp_path / "samsum/validation.jsonl", [*DIALOGUES[:2], {"id": "x", "dialogue": "Ada: Hm."}])
+    with pytest.raises(BadArgument, match=r"validation\.jsonl, line 3: summary"):
         load_seq2seq_pairs("samsum", tmp_path, 1)
 
 

@@ -36,7 +36,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 from pytest_emad.tasks import lm_eval_model, metrics
 from pytest_emad.tasks.continuation_scoring import make_stop_string_check
 from pytest_emad.tasks.evaluation import TaskResult, evaluate_tasks, list_available_task_names, make_task_manager
-from pytest_emad.tasks.lm_eval_model import BadJournalError, EmadLM, ResultJournal
+from pytest_emad.tasks.lm_eval_model import EmadLM
 from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
 from pytest_emad.tasks.pair_lm_eval_model import PairLM
 from pytest_emad.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
@@ -203,7 +203,7 @@ def test_lm_evals_request_cache_is_refused(nano, tmp_path):
     """It would return one operating point's results for another."""
     from lm_eval.api.model import CachingLM
 
-    with pytest.raises(BadArgument, match=r"use_cache=.*pass journal=FOLDER"):
+    with pytest.raises(BadArgument, match=r"use_cache=.*leave --use_cache out"):
         CachingLM(EmadLM(nano), str(tmp_path / "cache.db"))
 
 
@@ -353,110 +353,27 @@ def test_our_own_path_emits_what_the_protocol_gives(nano, point):
     assert mine == EmadLM(nano, point=point, decoder=decoder, batch_size=4).generate_until(requests, disable_tqdm=True)
 
 
-# ---------------------------------------------------------------- resuming
-
-
-class Interrupt(Exception):
-    """Imitates a signal in the middle of a run."""
-
-
-def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
-    """Return the sizes of the batches that ``replayed`` ran; raises in the batch after ``stop_after``."""
+def test_equal_requests_are_run_once(nano, monkeypatch):
     ran: list[int] = []
     real = lm_eval_model.score_by_replay
 
-    def replayed(stepper, point, batch):
-        if stop_after is not None and len(ran) == stop_after:
-            raise Interrupt
+    def counted(stepper, point, batch):
         ran.append(len(batch))
         return real(stepper, point, batch)
 
-    monkeypatch.setattr(lm_eval_model, "score_by_replay", replayed)
-    return ran
-
-
-def test_an_interrupted_run_loses_only_the_batch_in_progress(nano, tmp_path, monkeypatch):
-    expected = EmadLM(nano).loglikelihood(SCORED, disable_tqdm=True)
-    with monkeypatch.context() as patched:
-        assert counting(patched, stop_after=2) == []
-        with pytest.raises(Interrupt):
-            EmadLM(nano, batch_size=2, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
-    ran = counting(monkeypatch)
-    resumed = EmadLM(nano, batch_size=2, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
-    assert sum(ran) == len(SCORED) - 2 * 2
-    np.testing.assert_allclose([a[0] for a in resumed], [a[0] for a in expected], rtol=1e-6)
-    ran.clear()
-    assert EmadLM(nano, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True) == resumed
-    assert ran == []
-
-
-def test_a_journal_answers_for_its_own_operating_point_only(nano, tmp_path, monkeypatch):
-    full = EmadLM(nano, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
-    ran = counting(monkeypatch)
-    early = EmadLM(nano, point=EARLY, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
+    monkeypatch.setattr(lm_eval_model, "score_by_replay", counted)
+    answers = EmadLM(nano).loglikelihood([*SCORED, *SCORED], disable_tqdm=True)
+    assert answers[: len(SCORED)] == answers[len(SCORED) :]
     assert sum(ran) == len(SCORED)
-    assert early != full
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_generated_texts_and_windows_are_kept_too(nano, tmp_path):
-    def run():
-        lm = EmadLM(nano, point=EARLY, journal=tmp_path, max_length=30)
-        texts = lm.generate_until([request("Ada", {"until": ["."], "max_gen_toks": 8})], disable_tqdm=True)
-        return texts, lm.loglikelihood_rolling([request("Ada has nine cards. " * 6)], disable_tqdm=True), lm
-
-    texts, rolling, lm = run()
-    lines = lm._journal.path.read_text().splitlines()
-    again = run()
-    assert again[:2] == (texts, rolling)
-    assert lm._journal.path.read_text().splitlines() == lines
-    assert len(lines) > 3  # the identity, a text, several windows
-
-
-def test_a_line_cut_short_by_the_interruption_is_dropped(tmp_path):
-    journal = ResultJournal(tmp_path, {"model": "m"})
-    journal.write_results([("a", [1.5, True]), ("b", "text")])
-    with journal.path.open("a") as file:
-        file.write('{"request": "c", "resu')
-    again = ResultJournal(tmp_path, {"model": "m"})
-    assert again.results == {"a": [1.5, True], "b": "text"}
-    again.write_results([("d", 4)])
-    assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": [1.5, True], "b": "text", "d": 4}
-
-
-def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
-    journal = ResultJournal(tmp_path, {"model": "m"})
-    journal.path.write_text('{"ident')
-    ResultJournal(tmp_path, {"model": "m"}).write_results([("a", 1)])
-    assert ResultJournal(tmp_path, {"model": "m"}).results == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (0, b'{"identity": {"model": "other"}}'),
-        (1, b"not JSON"),
-        (1, b'{"request": "a"}'),
-        (1, b"[]"),
-        (1, b'{"request": "a", "result": "\xff"}'),
-        (1, b"[" * 100_000),
-        (1, b'{"request": "a", "result": ' + b"9" * 5000 + b"}"),
-        (1, b'{"request": ["a"], "result": 1}'),
-    ],
-)
-def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
-    journal = ResultJournal(tmp_path, {"model": "m"})
-    journal.write_results([("a", 1), ("b", 2)])
-    lines = journal.path.read_bytes().splitlines()
-    lines[line] = text
-    journal.path.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(BadJournalError, match=rf"line {line + 1}=.*remove the file to start over"):
-        ResultJournal(tmp_path, {"model": "m"})
-
-
-def test_a_journal_cannot_file_a_users_decoder(nano, tmp_path):
-    with pytest.raises(BadArgument, match="a decoder has no fingerprint to file by"):
-        EmadLM(nano, decoder=WalkedDecoder(nano.stepper, full_depth(4)), journal=tmp_path)
+    settings = {"until": ["."], "max_gen_toks": 8}
+    generated: list[int] = []
+    write = EmadLM._generate
+    monkeypatch.setattr(
+        EmadLM, "_generate", lambda lm, texts, *rest: generated.append(len(texts)) or write(lm, texts, *rest)
+    )
+    once, again = EmadLM(nano).generate_until([request("Ada", settings)] * 2, disable_tqdm=True)
+    assert once == again
+    assert generated == [1]
 
 
 # ---------------------------------------------------------------- task definitions
