@@ -14,7 +14,7 @@ from pytest_emad.run import terminal as terminal_module
 
 SUITE = """
 from tqdm import tqdm
-from pytest_emad import terminal
+from pytest_emad.run import terminal
 def test():
     for _ in tqdm(range(3), desc="a long pass", file=terminal.progress_stream()):
         pass

@@ -44,7 +44,7 @@ def test_the_plugin_adds_little_to_the_start_of_any_run() -> None:
 
 
 def test_a_run_without_our_suites_reads_no_register(project: pytest.Pytester, run_apart: Run) -> None:
-    project.makeconftest("from pytest_emad import options\noptions.load_register = None")
+    project.makeconftest("from pytest_emad.run import options\noptions.load_register = None")
     project.makepyfile("def test(): pass")
     run_apart().assert_outcomes(passed=1)
 
