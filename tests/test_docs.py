@@ -148,7 +148,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
                 assert set(words[2:]) <= {*environments, "--"}, words
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
-            case "python" if words[2].startswith("pytest_emad."):
+            case "python" if words[2] in COMMANDS:
                 COMMANDS[words[2]].build_argument_parser().parse_args(words[3:])
             case "python":
                 assert words[1:3] == ["-m", "pytest_emad.lm_eval"], words

@@ -91,13 +91,10 @@ def require_finite_weights(name: str, model: Any) -> None:
     """
     for tensor, values in (*model.named_parameters(), *model.named_buffers()):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise BadArgument(
-                "name",
-                name,
-                "finite weights",
-                f"{tensor} holds NaN or infinity in {values.dtype}: load it in float32 (or bfloat16) if its file is of "
-                "larger numbers, else take an earlier checkpoint",
-            )
+            # float16 ends at 65504
+            narrow = "load it in float32 or bfloat16, or " if values.dtype == torch.float16 else ""
+            problem = f"{tensor} holds NaN or infinity in {values.dtype}: {narrow}take an earlier checkpoint"
+            raise BadArgument("name", name, "finite weights", problem)
 
 
 def _first_names(keys: Collection[str]) -> str:

@@ -94,7 +94,8 @@ class TestModel:
         weights[name][3, 5] = torch.nan
         save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
         result = judge(*ASKED, model=copy)
-        assert_one_clear_error(result, f"but expected finite weights; {name} holds NaN", str(copy), "checkpoint again")
+        remedy = "take an earlier checkpoint"
+        assert_one_clear_error(result, f"but expected finite weights; {name} holds NaN", str(copy), remedy)
 
     @pytest.mark.parametrize(
         ("change", "said"),
