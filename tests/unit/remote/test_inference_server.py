@@ -8,7 +8,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
@@ -251,12 +251,21 @@ def longest_shared() -> Complete:
     return answer
 
 
+def slowly(parts: Iterable[Any]) -> Iterator[Any]:
+    """Give the server time to notice, when it sends something, that a client has left."""
+    for at, part in enumerate(parts):
+        if at > ABORTED_AFTER:
+            time.sleep(0.01)
+        yield part
+
+
 class AbortedSlot(Engine):
     """After a stream that its client left, the next prompt begins as that one did."""
 
     left: list[int] | None = None
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        time.sleep(0.05)  # until the server notices that a client has left
         with self.lock:
             left, self.left = self.left, None
         if left:
@@ -267,7 +276,7 @@ class AbortedSlot(Engine):
 
     def watched(self, parts: Any, prompt: list[int]) -> Any:
         try:
-            yield from parts
+            yield from slowly(parts)
         except GeneratorExit:  # the client did not read it to its end
             self.left = prompt
             raise
@@ -289,10 +298,7 @@ class AbortedAnswer(Engine):
 
     def watched(self, parts: Any, prompt: tuple[int, ...]) -> Any:
         try:
-            for at, part in enumerate(parts):
-                if at > ABORTED_AFTER:  # the server notices that a client has left when it sends something
-                    time.sleep(0.01)
-                yield part
+            yield from slowly(parts)
         except GeneratorExit:
             self.left.add(prompt)
             raise
