@@ -39,9 +39,8 @@ class TideEngine(TokenDecoder):
         self.engine = TIDE.TIDE(request.model.load().model, routers(request.model.name, layers), config)
         if self.own_rule:
             self.continued(np.arange(3, 11), 64)
-            stats = self.engine.last_stats
-            saved = sum((layers - layer - 1) * n for layer, n in stats.exits_per_layer.items())
-            share = 1 - saved / (layers * stats.total_tokens)
+            exits, tokens = (log := self.engine.last_stats).exits_per_layer, log.total_tokens
+            share = 1 - sum((layers - layer - 1) * n for layer, n in exits.items()) / (layers * tokens)
             self.stated = StatedRule("exit at 0.85", saved_blocks=1 - share, speedup=1 / share)
 
     def continued(self, prompt, max_new):
