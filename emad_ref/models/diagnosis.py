@@ -31,8 +31,9 @@ INDEX = ".index.json"
 # Vocabularies, the complete one first, and files that describe one: without any of them a folder has no tokenizer.
 SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model")
 TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
-VOCABULARIES = ("tokenizer.json", *SENTENCEPIECE, "vocab.json", TEKKEN, TIKTOKEN)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", *VOCABULARIES[1:])
+TOKENIZER_FILE = "tokenizer.json"
+VOCABULARIES = (TOKENIZER_FILE, *SENTENCEPIECE, "vocab.json", TEKKEN, TIKTOKEN)
+TOKENIZER_FILES = (TOKENIZER_FILE, "tokenizer_config.json", *VOCABULARIES[1:])
 SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 ADD_TOKENIZER = "add the tokenizer.json of the same model"
 # Transformers 5 converts some SentencePiece files to other ids; version 4 does not.
@@ -153,7 +154,7 @@ def describe_unread_vocabulary(folder: Path, class_name: str, read: Iterable[str
         Files that the class reads (``vocab_files_names``).
     """
     own = sorted(set(read))
-    also = ("tokenizer.json", SENTENCEPIECE[0], TEKKEN, TIKTOKEN)  # read for any class
+    also = (TOKENIZER_FILE, SENTENCEPIECE[0], TEKKEN, TIKTOKEN)  # read for any class
     if not own or any((folder / name).is_file() for name in (*own, *also)):
         return ""
     other = next((name for name in VOCABULARIES if (folder / name).is_file()), None)

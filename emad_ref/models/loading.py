@@ -67,6 +67,7 @@ from emad_ref.models.checkpoint import (
     text_config,
 )
 from emad_ref.models.diagnosis import (
+    TOKENIZER_FILE,
     TOKENIZER_FILES,
     describe_damaged_file,
     describe_missing_file,
@@ -92,7 +93,7 @@ from emad_ref.models.names import (
 )
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper, require_backend
-from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer, require_sentencepiece_ids
+from emad_ref.models.tokenizer_files import read_tokenizer, require_sentencepiece_ids
 from emad_ref.models.tokenizers import (
     SpecialTokens,
     require_tokenizer_describe_lost_text,

@@ -18,10 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument
-from emad_ref.models.diagnosis import MAKE_TOKENIZER, SENTENCEPIECE
+from emad_ref.models.diagnosis import MAKE_TOKENIZER, SENTENCEPIECE, TOKENIZER_FILE
 from emad_ref.models.tokenizers import SAMPLES
 
-TOKENIZER_FILE = "tokenizer.json"
 COMPARED_TEXTS = (  # what normalizers and pre-tokenizers of the families treat in different ways
     *SAMPLES,
     "In 1984 they've paid 650841823 for 12 boxes, 3.14 each; that's 1,000,000.",

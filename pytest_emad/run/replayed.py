@@ -56,7 +56,7 @@ DECIDING_INI = frozenset(
 OWN_OUTPUTS = frozenset({"report", "update-golden"})
 ADDED_OPTION = re.compile(r"addoption\((\s*(?:[\"'][^\"']*[\"']\s*,?\s*)+)")  # the names in a call of ``addoption``
 QUOTED_FLAG = re.compile(r"[\"'](--?[^\"']+)[\"']")
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]  # whose providers are ours
 VARIABLES = ("PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")  # of the environment; they choose plugins
 
 

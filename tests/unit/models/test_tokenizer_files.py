@@ -1,4 +1,4 @@
-"""A tokenizer is read as ``tokenizer.json`` stores it, whatever class the folder names; differences are told."""
+"""``tokenizer.json`` decides the ids, whatever class the folder names; a remark tells each difference."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 from emad_ref.models import loading
+from emad_ref.models.diagnosis import TOKENIZER_FILE
 from emad_ref.models.loading import load, shared_vocabulary_size
-from emad_ref.models.tokenizer_files import TOKENIZER_FILE, read_tokenizer
+from emad_ref.models.tokenizer_files import read_tokenizer
 from emad_ref.models.tokenizers import SAMPLES, require_tokenizer_describe_lost_text, tokenizer_identity_text
 from pytest_emad.cli import main
 from tests.small_models import small_model
