@@ -22,7 +22,6 @@ state_translators_to_tensors, state_translators_from_tensors  # for files that c
 shallow_point  # requested by name in suites/fidelity
 row_kv  # K and V of a row, which laws compare and mutants change
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
-schema  # written into every profile
 explorers, pair_texts  # the page's template
 
 # for readers of a result, or of the papers

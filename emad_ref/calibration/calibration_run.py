@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from emad_ref.calibration.entropy_statistics import (
-    ADDED,
+    ARRAYS,
     BUCKETS,
     DocumentMoments,
     EntropyStatistics,
@@ -39,8 +40,9 @@ from emad_ref.calibration.profile import (
 )
 from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, iterate_batches
-from emad_ref.errors import BadArgument, EmadError, is_whole
-from emad_ref.files import open_for_atomic_write, open_regular_file, parse_json, require_writable
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.file_formats import FileFormat
+from emad_ref.files import require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ThresholdBinSpec
@@ -57,6 +59,9 @@ process, whose units are batches, or by others (``calibration.calibration_run``)
 
 class BadCheckpoint(EmadError):
     """Raised for a checkpoint that cannot be read, or belongs to another configuration or text."""
+
+
+CHECKPOINT = FileFormat("checkpoint", 1, "delete it to start anew", BadCheckpoint)
 
 
 @dataclass(frozen=True)
@@ -174,12 +179,9 @@ def calibrate(
         require_writable(checkpoint, "checkpoint")
     configuration, source = plan.to_json(), parts or local_statistics_source(stepper, plan)
     read = plan.layers_to_read(stepper.layers)
-    fresh = _CalibrationState(EntropyStatistics.empty(plan.bins.bin_count, len(read)), {})
-    state = (
-        fresh
-        if checkpoint is None
-        else _load_checkpoint(checkpoint, resume, configuration, tuple(corpora), fresh) or fresh
-    )
+    state = None if checkpoint is None else _load_checkpoint(checkpoint, resume, configuration, tuple(corpora))
+    if state is None:
+        state = _CalibrationState(EntropyStatistics.empty(plan.bins.bin_count, len(read)), {})
     total = None if plan.tokens is None else plan.tokens * len(corpora)
     with tqdm(
         desc=progress, disable=progress is None, unit="tok", unit_scale=True, initial=state.tokens, total=total
@@ -309,7 +311,7 @@ def count_targets_by_token(corpora: Corpora, vocabulary: int, tokens: int | None
 
 
 def _load_checkpoint(
-    checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...], fresh: _CalibrationState
+    checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...]
 ) -> _CalibrationState | None:
     """The state to continue from; None without a checkpoint."""
     if not checkpoint.exists():
@@ -328,11 +330,6 @@ def _load_checkpoint(
                 "it to "
                 "start anew"
             )
-    if not state.statistics.has_shape(fresh.statistics.tokens.size, fresh.statistics.layers):
-        raise BadCheckpoint(
-            f"checkpoint={str(checkpoint)!r} holds arrays of another shape or type, but expected those of its plan; "
-            "delete it to start anew"
-        )
     read = tuple(state.places)
     if corpora[: len(read)] != read:
         raise BadCheckpoint(
@@ -343,18 +340,16 @@ def _load_checkpoint(
 
 
 def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _CalibrationState) -> None:
-    """Write as .npz; the file is complete or unchanged."""
-    places = {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()}
-    about = json.dumps({"plan": configuration, "places": places})
+    """Write the state; the file is complete or unchanged."""
     statistics = state.statistics
     assert statistics.documents is not None, "windows know their documents"
-    with open_for_atomic_write(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to paths
-        np.savez(
-            file,
-            about=np.array(about),
-            **{name: getattr(statistics, name) for name in ADDED},
-            documents=_pack_moments(statistics.documents),
-        )
+    arrays = {name: getattr(statistics, name) for name in ARRAYS} | {"documents": _pack_moments(statistics.documents)}
+    about = {
+        "plan": configuration,
+        "sequences": statistics.sequences,
+        "places": {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()},
+    }
+    CHECKPOINT.write_tensors(path, {name: torch.from_numpy(array) for name, array in arrays.items()}, about)
 
 
 def _pack_moments(moments: DocumentMoments) -> Floats:
@@ -371,31 +366,15 @@ def _unpack_moments(packed: Floats) -> DocumentMoments:
     return DocumentMoments(count, packed[2:], last=(number, packed[1]) if number >= 0 else None)
 
 
-def _position_from_json(data: Any) -> CorpusPosition:
-    windows, tokens, digest = data
-    if not (is_whole(windows) and is_whole(tokens) and windows >= 0 <= tokens and isinstance(digest, str)):
-        raise ValueError(f"{data!r:.60} is no place in a corpus")
-    return CorpusPosition(windows, tokens, digest)
-
-
 def _read_checkpoint(path: Path) -> tuple[_CalibrationState, dict[str, Any]]:
     """State and plan of a checkpoint."""
-    try:
-        with open_regular_file(path, "checkpoint") as file, np.load(file, allow_pickle=False) as archive:
-            about = parse_json(str(archive["about"]))
-            arrays = {name: archive[name] for name in ADDED}
-            documents = _unpack_moments(archive["documents"])
-        statistics = EntropyStatistics(**(arrays | {"sequences": int(arrays["sequences"])}), documents=documents)
-        places = {str(name): _position_from_json(place) for name, place in about["places"].items()}
-        plan: dict[str, Any] = about["plan"]
-        if not isinstance(plan, dict):
-            raise ValueError("its plan is none")
-    except Exception as error:  # a damaged archive may raise any error of zip, zlib or NumPy
-        raise BadCheckpoint(
-            f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {error}), but expected one that "
-            "`emad calibrate` wrote; delete it to start anew"
-        ) from error
-    return _CalibrationState(statistics, places), plan
+    tensors, about = CHECKPOINT.read_tensors(path)
+    arrays = {name: tensors[name].numpy() for name in ARRAYS}
+    documents = _unpack_moments(tensors["documents"].numpy())
+    statistics = EntropyStatistics(**arrays, sequences=about["sequences"], documents=documents)
+    return _CalibrationState(
+        statistics, {name: CorpusPosition(*place) for name, place in about["places"].items()}
+    ), about["plan"]
 
 
 BATCHES_PER_SHARD = 8  # batches per unit, with one histogram; a lost worker costs at most these

@@ -142,15 +142,6 @@ class EntropyStatistics:
         """The same statistics at the end of a corpus (``DocumentMoments.with_document_ended``)."""
         return self if self.documents is None else replace(self, documents=self.documents.with_document_ended())
 
-    def has_shape(self, bins: int, layers: int) -> bool:
-        """Whether every array has the shape and dtype for ``bins`` and ``layers``."""
-        model = EntropyStatistics.empty(bins, layers)
-        return all(
-            getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
-            for f in fields(self)
-            for kind in ("shape", "dtype")
-        ) and (self.documents is None or self.documents.products.shape == (1 + layers, 1 + layers))
-
     def pool_bin_groups(self, group: Ints) -> EntropyStatistics:
         """Statistics of groups of bins: ``group`` int64 [bins] numbers the group of each, 0…groups − 1, none empty."""
 
@@ -196,7 +187,7 @@ class EntropyStatistics:
         return level
 
 
-ADDED = ("tokens", "sums", "squares", "histogram", "sequences")  # additive fields of statistics
+ARRAYS = ("tokens", "sums", "squares", "histogram")  # additive arrays of statistics
 
 
 def require_quantile(quantile: float) -> None:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,18 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
-from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
+from emad_ref.errors import EmadError
+from emad_ref.file_formats import FileFormat
 from emad_ref.point import EntropyEstimator
 from emad_ref.probes.tuned_lens import StateTranslators, Translator, TunedLens
 
-LENS_SCHEMA = 1
 FULL, LOW = ("full",), ("up", "down")  # names of a translator's factors
 GATE = "gate"
 
 
 class BadLens(EmadError):
     """Raised for a file that is not a tuned lens as ``save_lens`` writes it."""
+
+
+LENS = FileFormat("lens", 2, "fit it again with `emad lens`", BadLens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class FittedLens:
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
     """Write the lens; the file is complete or unchanged. Raises BadFile."""
-    save_tensors(path, "lens", *lens_to_tensors(fitted))
+    LENS.write_tensors(path, *lens_to_tensors(fitted))
 
 
 def load_lens(path: Path | str) -> FittedLens:
@@ -70,12 +71,10 @@ def load_lens(path: Path | str) -> FittedLens:
 
     Raises
     ------
-    BadFile
-        The file cannot be read.
     BadLens
-        The file is no safetensors, no lens, of another schema, or holds impossible values.
+        The file cannot be read, is no lens, is of another schema, or was changed after it was written.
     """
-    return build_from_tensor_file(path, "lens", lens_from_tensors, BadLens, writer="emad lens", remedy="fit it again")
+    return lens_from_tensors(*LENS.read_tensors(path))
 
 
 # ---------------------------------------------------------------- parts shared with other files that hold a lens
@@ -92,7 +91,6 @@ def lens_to_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, An
         for layer, weights in zip(lens.translators, fitted.gate.weights, strict=True):
             tensors[f"{layer}.{GATE}"] = torch.tensor(weights, dtype=torch.float64)
     about = {
-        "schema": LENS_SCHEMA,
         "fingerprint": lens.fingerprint,
         "dtype": lens.dtype,
         "layers": lens.layers,
@@ -106,45 +104,19 @@ def lens_to_tensors(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, An
 
 
 def lens_from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
-    """The lens from the output of ``lens_to_tensors``.
-
-    Raises:
-        ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
-        BadArgument: translators that do not fit together.
-    """
-    if not is_whole(about["schema"]) or about["schema"] != LENS_SCHEMA:
-        raise ValueError(f"its schema is {about['schema']!r}, not {LENS_SCHEMA}")
-    translated, nats = about["translated"], {name: about[name] for name in ("raw_nats", "tuned_nats")}
-    texts = all(isinstance(about[name], str) and about[name] for name in ("fingerprint", "dtype"))
-    counts = all(is_whole(n) and n >= 1 for n in (about["layers"], about["tokens"], *translated))
-    if not texts or not counts or not isinstance(about["plan"], dict):
-        raise ValueError("its metadata holds values of other types")
-    if any(len(values) != len(translated) or not all(map(_is_divergence, values)) for values in nats.values()):
-        raise ValueError("its divergences are not one finite number ≥ 0 per layer")
+    """The lens from the output of ``lens_to_tensors``."""
+    translated = about["translated"]
     names = FULL if f"{translated[0]}.{FULL[0]}" in tensors else LOW
-    gated = f"{translated[0]}.{GATE}" in tensors
-    expected = {f"{layer}.{name}" for layer in translated for name in (*names, "bias", *([GATE] * gated))}
-    if set(tensors) != expected:
-        raise ValueError(f"tensors {sorted(set(tensors) ^ expected)[:4]} are missing or unknown")
-    if not all(
-        tensor.dtype in (torch.float32, torch.float64) and tensor.isfinite().all() for tensor in tensors.values()
-    ):
-        raise ValueError("some of its numbers are not finite, or of another type")
-    if gated and any(tensors[f"{layer}.{GATE}"].ndim != 1 for layer in translated):
-        raise ValueError("a gate is no row of numbers")
     translators = {
         layer: Translator(tuple(tensors[f"{layer}.{name}"] for name in names), tensors[f"{layer}.bias"])
         for layer in translated
     }
     lens = TunedLens(about["fingerprint"], about["dtype"], about["layers"], translators)
-    raw, tuned = (dict(zip(translated, values, strict=True)) for values in nats.values())
-    weights = tuple(tuple(tensors[f"{layer}.{GATE}"].tolist()) for layer in translated) if gated else ()
-    gate = EntropyEstimator("linear", weights=weights) if gated else None
+    raw, tuned = (dict(zip(translated, about[name], strict=True)) for name in ("raw_nats", "tuned_nats"))
+    gate = None
+    if f"{translated[0]}.{GATE}" in tensors:
+        gate = EntropyEstimator("linear", weights=tuple(tuple(tensors[f"{at}.{GATE}"].tolist()) for at in translated))
     return FittedLens(lens, about["plan"], raw, tuned, about["tokens"], gate)
-
-
-def _is_divergence(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value) and value >= 0
 
 
 PAIR_NAME = re.compile(r"([1-9][0-9]*)>([1-9][0-9]*)\.([a-z]+)")
@@ -166,24 +138,13 @@ def state_translators_from_tensors(
 ) -> StateTranslators:
     """The inverse of ``state_translators_to_tensors``, for the model with this ``fingerprint``, ``dtype`` and L
     ``layers``.
-
-    Raises:
-        BadArgument: missing or unknown parts of a pair, other shapes, or numbers that are not finite.
     """
     parts: dict[tuple[int, int], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        match = PAIR_NAME.fullmatch(name)
-        if match is None:
-            continue
-        if tensor.dtype not in (torch.float32, torch.float64) or not bool(tensor.isfinite().all()):
-            raise BadArgument(name, str(tensor.dtype), "finite float32 or float64 numbers", "fit them again")
-        parts.setdefault((int(match[1]), int(match[2])), {})[match[3]] = tensor
-    pairs = {}
-    for pair in sorted(parts):
-        factors = parts[pair]
-        names = next((names for names in ((), FULL, LOW) if set(factors) == {*names, BIAS}), None)
-        if names is None:
-            expected = f"{BIAS} alone, or with {FULL[0]}, or with {' and '.join(LOW)}"
-            raise BadArgument(f"{pair[0]}>{pair[1]}", sorted(factors), expected, "fit them again")
-        pairs[pair] = Translator(tuple(factors[name] for name in names), factors[BIAS])
+        if match := PAIR_NAME.fullmatch(name):
+            parts.setdefault((int(match[1]), int(match[2])), {})[match[3]] = tensor
+    pairs = {
+        pair: Translator(tuple(factors[name] for name in (*FULL, *LOW) if name in factors), factors[BIAS])
+        for pair, factors in sorted(parts.items())
+    }
     return StateTranslators(fingerprint, dtype, layers, pairs)

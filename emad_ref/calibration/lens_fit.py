@@ -168,13 +168,12 @@ def fit_lens(
     require_plan_fits_model(stepper, plan)
     if every < 1:
         raise BadArgument("every", every, "a count ≥ 1")
-    fresh = _initial_state(stepper, plan)
-    state = fresh
+    state = _initial_state(stepper, plan)
     if next(held_out_windows(plan, windows), None) is None:  # before the long fit
         raise _nothing_held_out(plan)
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
-        state = _load_state(checkpoint, plan, resume, fresh) or fresh
+        state = _load_state(checkpoint, plan, resume) or state
 
     def keep(done: int) -> None:
         if checkpoint is not None and done % every == 0:
@@ -415,7 +414,7 @@ def _save_state(path: Path, plan: LensPlan, state: LensFitState) -> None:
         torch.save(contents, file)
 
 
-def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: LensFitState) -> LensFitState | None:
+def _load_state(path: Path, plan: LensPlan, resume: bool) -> LensFitState | None:
     """The state to continue from; None without a checkpoint."""
     if not path.exists():
         return None
@@ -428,8 +427,6 @@ def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: LensFitState) -
         contents = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
         of = contents.pop("of")
         state = LensFitState(**contents | {"nats": contents["nats"].numpy()})
-        shapes = {layer: [tensor.shape for tensor in factors] for layer, factors in state.factors.items()}
-        fits = shapes == {layer: [tensor.shape for tensor in factors] for layer, factors in fresh.factors.items()}
         for factors in state.factors.values():
             factors[:] = [tensor.requires_grad_() for tensor in factors]
     except Exception as error:  # a damaged archive may raise any error of zip, pickle or torch
@@ -444,9 +441,4 @@ def _load_state(path: Path, plan: LensPlan, resume: bool, fresh: LensFitState) -
                 f"checkpoint={str(path)!r} has {name}={theirs.get(name)!r}, but expected {mine[name]!r} as in this "
                 "run; fit with the same settings, or delete it to start anew"
             )
-    if not fits:
-        raise BadCheckpoint(
-            f"checkpoint={str(path)!r} holds tensors of other shapes, but expected those of its plan; delete it to "
-            "start anew"
-        )
     return state

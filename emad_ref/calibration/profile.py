@@ -2,13 +2,12 @@
 
 It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
 running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
-model, tokenizer and dtype; ``require`` refuses any other. A file is checked field by field before use.
+model, tokenizer and dtype; ``require`` refuses any other.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +19,7 @@ from typing import Any
 import numpy as np
 
 from emad_ref.calibration.entropy_statistics import (
-    ADDED,
     BUCKETS,
-    EDGES_NATS,
     DocumentMoments,
     EntropyStatistics,
     compute_trace_statistics,
@@ -36,11 +33,10 @@ from emad_ref.exit_rules import (
     calibrated_entropy_point,
     dropped_feature_count_by_bin,
 )
-from emad_ref.files import BadFile, read_json, require_writable, write_atomically
+from emad_ref.file_formats import FileFormat
+from emad_ref.files import require_writable
 from emad_ref.point import OperatingPoint, ThresholdBinSpec
 from emad_ref.record import Floats, Ints
-
-MEAN_AGREEMENT = 1e-9  # largest relative difference of a mean and its sums, both from exact JSON
 
 
 def bins_to_json(bins: ThresholdBinSpec) -> dict[str, Any]:
@@ -49,11 +45,7 @@ def bins_to_json(bins: ThresholdBinSpec) -> dict[str, Any]:
 
 
 def bins_from_json(data: Mapping[str, Any]) -> ThresholdBinSpec:
-    """Read the output of ``bins_to_json``.
-
-    Raises:
-        BadArgument, ValueError, TypeError, KeyError: anything else.
-    """
+    """Read the output of ``bins_to_json``."""
     return ThresholdBinSpec(
         features=tuple(data["features"]),
         position_edges=tuple(data["position_edges"]),
@@ -66,211 +58,28 @@ def statistics_to_json(statistics: EntropyStatistics) -> dict[str, Any]:
     """Sums as numbers; the histogram, mostly zeros, as base64 of zlib of little-endian int64."""
     packed = zlib.compress(statistics.histogram.astype("<i8").tobytes(), 6)
     moments = statistics.documents
-    documents = (
-        {} if moments is None else {"documents": {"count": moments.count, "products": moments.products.tolist()}}
-    )
     return {
         "tokens": statistics.tokens.tolist(),
         "sums": statistics.sums.tolist(),
         "squares": statistics.squares.tolist(),
         "histogram": base64.b64encode(packed).decode("ascii"),
         "sequences": statistics.sequences,
-        **documents,
+        "documents": None if moments is None else {"count": moments.count, "products": moments.products.tolist()},
     }
 
 
 def _statistics_from_json(data: Mapping[str, Any], bins: int, layers: int) -> EntropyStatistics:
-    """Read the output of ``statistics_to_json`` for ``bins`` × ``layers``; ValueError for anything else."""
-    size = bins * layers * BUCKETS * 8
-    packed = zlib.decompressobj().decompress(base64.b64decode(data["histogram"], validate=True), size + 1)
-    if len(packed) != size:
-        raise ValueError(f"histogram of {len(packed)} bytes, not {size}")
+    """Read the output of ``statistics_to_json`` for ``bins`` × ``layers``."""
+    histogram = np.frombuffer(zlib.decompress(base64.b64decode(data["histogram"])), dtype="<i8")
+    moments = data["documents"]
     return EntropyStatistics(
         np.array(data["tokens"], dtype=np.int64),
         np.array(data["sums"], dtype=np.float64),
         np.array(data["squares"], dtype=np.float64),
-        np.frombuffer(packed, dtype="<i8").astype(np.int64).reshape(bins, layers, BUCKETS),
+        histogram.astype(np.int64).reshape(bins, layers, BUCKETS),
         data["sequences"],
-        _moments_from_json(data["documents"], layers) if "documents" in data else None,
+        None if moments is None else DocumentMoments(moments["count"], np.array(moments["products"], dtype=np.float64)),
     )
-
-
-def _moments_from_json(data: Mapping[str, Any], layers: int) -> DocumentMoments:
-    """Read moments; ValueError for impossible ones."""
-    count, products = data["count"], np.array(data["products"], dtype=np.float64)
-    if set(data) != {"count", "products"} or not _is_count(count) or products.shape != (1 + layers, 1 + layers):
-        raise ValueError(f"moments of {count!r:.20} documents, not of {layers} layers")
-    smallest = float(np.linalg.eigvalsh(products)[0]) if np.isfinite(products).all() else -math.inf
-    if not np.array_equal(products, products.T) or smallest < -1e-9 * float(np.trace(products)):
-        raise ValueError("moments that no documents have")
-    return DocumentMoments(count, products)
-
-
-def are_valid_probes(value: Any, layers: int) -> bool:
-    return all(is_whole(p) and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
-
-
-def _are_read(value: Any, data: Mapping[str, Any]) -> bool:
-    return isinstance(value, list) and are_valid_probes(value, data["layers"] + 1) and set(data["probes"]) <= set(value)
-
-
-def _are_entropies(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(is_number(h) and math.isfinite(h) and h >= 0 for h in value)
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return is_whole(value) and value >= 1
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _are_corpora(value: Any, tokens: int) -> bool:
-    if not isinstance(value, dict) or not all(_is_name(name) and _is_count(count) for name, count in value.items()):
-        return False
-    return not value or sum(value.values()) == tokens
-
-
-def _parsed_bins(value: Any) -> ThresholdBinSpec | None:
-    """The bins, or None for an invalid value."""
-    if not isinstance(value, dict) or set(value) != {f.name for f in fields(ThresholdBinSpec)}:
-        return None
-    if not _are_edges(value["position_edges"], int) or not _are_edges(value["confidence_edges"], float):
-        return None
-    try:
-        return bins_from_json(value)
-    except (ValueError, TypeError):  # BadArgument is a ValueError
-        return None
-
-
-def _are_edges(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(type(edge) is kind for edge in value) and value == sorted(set(value))
-
-
-def _bin_rows(data: Mapping[str, Any]) -> int:
-    """Number of rows of ``bin_targets_nats`` and ``fallbacks``: 0 without features."""
-    return _bins_of(data).bin_count if _bins_of(data).features else 0
-
-
-def _bins_of(data: Mapping[str, Any]) -> ThresholdBinSpec:
-    bins = _parsed_bins(data["bins"])
-    assert bins is not None, "bins were judged before the fields that ask for them"
-    return bins
-
-
-def _are_targets(value: Any, data: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == _bin_rows(data)
-        and all(_are_entropies(row, len(data["probes"])) and row == sorted(row, reverse=True) for row in value)
-    )
-
-
-def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
-    most = len(_bins_of(data).features)
-    return isinstance(value, list) and len(value) == _bin_rows(data) and all(v in range(most + 1) for v in value)
-
-
-def _parsed_statistics(data: Mapping[str, Any]) -> EntropyStatistics | None:
-    """The statistics, or None unless they fit the profile's bins and layers read."""
-    value, bins, layers = data["statistics"], _bins_of(data).bin_count, len(data["read"])
-    if not isinstance(value, dict) or set(value) - {"documents"} != set(ADDED):  # earlier files have no documents
-        return None
-    try:
-        parsed = _statistics_from_json(value, bins, layers)
-    except (ValueError, TypeError, KeyError, OverflowError, zlib.error):
-        return None
-    shapes = parsed.tokens.shape, parsed.sums.shape, parsed.squares.shape
-    if shapes != ((bins,), (bins, layers), (bins, layers)) or not is_whole(parsed.sequences):
-        return None
-    return parsed
-
-
-@np.errstate(over="ignore")  # a damaged file may hold any number; one that overflows is inconsistent
-def _are_statistics(data: Mapping[str, Any]) -> bool:
-    """Whether it is None, or numbers that agree with each other and with the profile's tokens, windows and means."""
-    if data["statistics"] is None:
-        return True
-    parsed = _parsed_statistics(data)
-    if parsed is None or not np.isfinite(parsed.squares).all():
-        return False
-    if (parsed.tokens < 0).any() or (parsed.histogram < 0).any():
-        return False
-    if int(parsed.tokens.sum()) != data["tokens"] or parsed.sequences != data["sequences"]:
-        return False
-    counted = (parsed.histogram.sum(axis=-1) == parsed.tokens[:, None]).all()
-    if parsed.documents is not None and not _are_moments(parsed.documents, parsed):
-        return False
-    means = parsed.sums.sum(axis=0) / data["tokens"]
-    if not (counted and np.allclose(means, data["mean_nats"], rtol=MEAN_AGREEMENT, atol=0)):
-        return False
-    return _is_within(parsed.sums, parsed, EDGES_NATS) and _is_within(parsed.squares, parsed, EDGES_NATS**2)
-
-
-def _are_moments(moments: DocumentMoments, parsed: EntropyStatistics) -> bool:
-    """Whether this number of documents can have these sums: (Σ v)² ≤ count · Σ v², which is at most (Σ v)²."""
-    totals = np.concatenate([[parsed.tokens.sum()], parsed.sums.sum(axis=0)])
-    squares, slack = np.diag(moments.products), 1 + 1e-6
-    within = (totals**2 <= slack * moments.count * squares + 1e-6) & (squares <= slack * totals**2 + 1e-6)
-    return moments.count <= parsed.sequences and bool(within.all())
-
-
-def _is_within(total: Floats, parsed: EntropyStatistics, edges: Floats) -> bool:
-    """Whether ``total`` [bins, layers] agrees with the histogram, with each entropy between its bucket's edges."""
-    least, most = (parsed.histogram @ side for side in (edges[:-1], edges[1:]))
-    slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # rounding may give an entropy below zero
-    return bool(((total >= least - slack) & (total <= most + slack)).all())
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-
-
-# field, check of its value given the earlier fields, description of valid values
-_FIELD_CHECKS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
-    ("model", lambda v, _: _is_name(v), "a name"),
-    ("fingerprint", lambda v, _: _is_name(v), "a checksum"),
-    ("corpus", lambda v, _: _is_name(v), "a name"),
-    ("dtype", lambda v, _: _is_name(v), "a name"),
-    ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
-    (
-        "probes",
-        lambda v, d: isinstance(v, list) and are_valid_probes(v, d["layers"]),
-        "ascending layers below the last",
-    ),
-    ("read", lambda v, d: _are_read(v, d), "ascending layers of the model, the probes among them"),
-    ("mean_nats", lambda v, d: _are_entropies(v, len(d["read"])), "one finite entropy ≥ 0 per layer read"),
-    ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
-    ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
-    ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("sequences", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("versions", lambda v, _: _are_texts(v), "versions by package name"),
-    ("corpora", lambda v, d: _are_corpora(v, d["tokens"]), "token counts by corpus that sum to the profile's tokens"),
-    ("bins", lambda v, _: _parsed_bins(v) is not None, "features, ascending edges, and a digit per token id"),
-    ("bin_targets_nats", _are_targets, "a row per bin that never rises, or none without features"),
-    ("fallbacks", _are_fallbacks, "the number of features each bin gave up, or none without features"),
-    ("minimum_tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("statistics", lambda _, d: _are_statistics(d), "null, or statistics that agree with tokens, sequences and means"),
-)
-
-
-def find_invalid_field_and_rule(data: dict[str, Any]) -> tuple[str, str] | None:
-    """(field, description of valid values) of the first impossible field of ``data``; None if all are possible."""
-    return next(
-        ((name, expected) for name, possible, expected in _FIELD_CHECKS if not possible(data[name], data)), None
-    )
-
-
-def convert_profile_fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of checked ``data`` with a profile's types."""
-    plain = {name: _to_tuples(value) for name, value in data.items()}
-    statistics = None if data["statistics"] is None else _parsed_statistics(data)
-    return plain | {"bins": _bins_of(data), "statistics": statistics}
 
 
 def shorten(value: object) -> object:
@@ -283,13 +92,9 @@ def _to_tuples(value: Any) -> Any:
     return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-PROFILE_SCHEMA = 3
 MINIMUM_TOKENS = (
     500  # least tokens for a bin's own thresholds, which give a mean entropy of deviation 1.5 nats to ± 0.07
 )
-
-DERIVED_FIELDS = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields computed from the statistics
-DERIVED_AGREEMENT = 1e-6  # relative, and nats; versions of SciPy and scikit-learn differ in the order of sums
 
 ONE_BIN = ThresholdBinSpec()
 
@@ -298,6 +103,9 @@ TargetRows = tuple[tuple[float, ...], ...]
 
 class BadProfile(EmadError):
     """Raised for a profile file that cannot be read, or belongs to another model."""
+
+
+PROFILE = FileFormat("profile", 4, "calibrate again with `emad calibrate`", BadProfile)
 
 
 @dataclass(frozen=True, repr=False)
@@ -310,7 +118,7 @@ class Profile:
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
     ``fallbacks``        [bins] number of features that the bin dropped for lack of ``minimum_tokens``: its targets are
                          those of all tokens with the same remaining features; 0 for its own targets.
-    ``statistics``       the source of all numbers; None for a profile written by hand, which has no quantiles.
+    ``statistics``       the source of all numbers; None for targets set in Python, which have no quantiles.
     """
 
     model: str
@@ -331,7 +139,6 @@ class Profile:
     fallbacks: tuple[int, ...] = ()
     minimum_tokens: int = MINIMUM_TOKENS
     statistics: EntropyStatistics | None = None
-    schema: int = PROFILE_SCHEMA
 
     def __repr__(self) -> str:
         read = f"{self.tokens:,} tokens of {self.corpus}"
@@ -451,7 +258,7 @@ class Profile:
             BadFile: it cannot be written.
         """
         require_writable(Path(path), "profile")  # a missing folder must not lose a long calibration
-        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n", "profile")
+        PROFILE.write_json(Path(path), self.to_json())
 
 
 # ---------------------------------------------------------------- making a profile
@@ -649,7 +456,7 @@ def _corpora_of(profile: Profile) -> dict[str, int]:
 
 def require_probes(probes: Sequence[int], layers: int) -> None:
     """Refuse probes that are not ascending layers below the last."""
-    if not are_valid_probes(probes, layers):
+    if not all(is_whole(p) and 1 <= p < layers for p in probes) or list(probes) != sorted(set(probes)):
         raise BadArgument(
             "probes",
             tuple(probes),
@@ -674,55 +481,10 @@ def load_profile(path: Path | str) -> Profile:
     Raises
     ------
     BadProfile
-        The file is missing, not JSON, of another schema, has missing, unknown or impossible fields, or numbers that do
-        not follow from its statistics.
+        The file cannot be read, is no profile, is of another schema, or was changed after it was written.
     """
-    try:
-        data = read_json(path, "profile", constants=True)
-    except BadFile as error:
-        raise BadProfile(
-            f"profile={str(path)!r}, but expected a readable JSON file ({error.reason}); calibrate again"
-        ) from error
-    if not isinstance(data, dict):
-        raise BadProfile(
-            f"profile={str(path)!r} holds a {type(data).__name__}, but expected an object; calibrate again"
-        )
-    schema = data.get("schema", PROFILE_SCHEMA)
-    if not is_whole(schema) or schema != PROFILE_SCHEMA:  # first: another schema may have other fields
-        raise BadProfile(f"profile={str(path)!r} has schema={schema!r}, but expected {PROFILE_SCHEMA}; calibrate again")
-    names = {f.name for f in fields(Profile)}
-    if set(data) != names:
-        raise BadProfile(
-            f"profile={str(path)!r} lacks fields {sorted(names - set(data))} and has unknown fields "
-            f"{sorted(set(data) - names)}, but expected exactly {sorted(names)}; calibrate again"
-        )
-    refused = find_invalid_field_and_rule(data)
-    if refused is not None:
-        name, expected = refused
-        raise BadProfile(
-            f"profile={str(path)!r} has {name}={shorten(data[name])!r}, but expected {expected}; calibrate again"
-        )
-    profile = Profile(**convert_profile_fields(data))
-    _require_derived(profile, path)
-    return profile
-
-
-def _require_derived(profile: Profile, path: Path | str) -> None:
-    """Refuse means, targets and fallbacks that do not follow from the profile's own statistics, as after an edit.
-
-    A profile without statistics was written by hand and declares it so.
-    """
-    if profile.statistics is None:
-        return
-    again = _fit_profile(profile, profile.bins, profile.statistics)
-    for name in DERIVED_FIELDS:
-        stored, derived = (np.array(getattr(each, name), dtype=np.float64) for each in (profile, again))
-        if stored.shape != derived.shape or not np.allclose(
-            stored, derived, rtol=DERIVED_AGREEMENT, atol=DERIVED_AGREEMENT
-        ):
-            raise BadProfile(
-                f"profile={str(path)!r} has {name}={shorten(getattr(profile, name))!r}, but its statistics give "
-                f"{shorten(getattr(again, name))!r}: one of them was edited; calibrate again, or set statistics to "
-                "null "
-                "in a profile written by hand"
-            )
+    data = PROFILE.read_json(path)
+    bins, statistics = bins_from_json(data["bins"]), data["statistics"]
+    parsed = None if statistics is None else _statistics_from_json(statistics, bins.bin_count, len(data["read"]))
+    plain = {name: _to_tuples(value) for name, value in data.items()}
+    return Profile(**plain | {"bins": bins, "statistics": parsed})

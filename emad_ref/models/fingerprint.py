@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from emad_ref.file_formats import update_digest_with_tensor
 from emad_ref.models.tokenizers import tokenizer_identity_text
 
 
@@ -22,7 +23,7 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
         config.pop(key, None)
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in sorted(model.named_parameters()):
-        _update_with_tensor(digest, name, parameter)
+        update_digest_with_tensor(digest, name, parameter)
     if tokenizer is not None:
         digest.update(tokenizer_identity_text(tokenizer).encode())
     return digest.hexdigest()
@@ -37,11 +38,6 @@ def hash_weights(model: torch.nn.Module) -> dict[str, str]:
     digests = {}
     for name, tensor in model.state_dict().items():
         digest = hashlib.sha256()
-        _update_with_tensor(digest, name, tensor)
+        update_digest_with_tensor(digest, name, tensor)
         digests[name] = digest.hexdigest()
     return digests
-
-
-def _update_with_tensor(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
-    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from emad_ref.errors import BadArgument, EmadError, is_whole
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import (
     open_for_atomic_write,
     read_bytes,
@@ -101,17 +101,15 @@ def load_state(path: Path, recipe: Recipe, resume: bool) -> TrainingState | None
         held = torch.load(io.BytesIO(read_bytes(path, "checkpoint")), weights_only=True)
         of = held.pop("of")
         state = TrainingState(**held)
-        fits = is_whole(state.step) and 0 < state.step < recipe.steps
     except Exception as error:  # a damaged archive may raise any error of zip, pickle or torch
         raise BadTrainingState(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one "
             "that `emad train` wrote; delete it to start anew"
         ) from error
-    if of != _recipe_key(recipe) or not fits:
+    if of != _recipe_key(recipe):
         raise BadTrainingState(
-            f"checkpoint={str(path)!r} is of {str(of)[:200]}, step {state.step}, but expected "
-            f"{_recipe_key(recipe)}; train "
-            "with the same recipe and torch, or delete it to start anew"
+            f"checkpoint={str(path)!r} is of {str(of)[:200]}, but expected {_recipe_key(recipe)}; train with the same "
+            "recipe and torch, or delete it to start anew"
         )
     return state
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 FULL_RANK = "full"
 MERGE_FORM = "emad merge OUT PROFILE PROFILE"
-PROFILE_START = rb'^\{\s*"model":[^{}]*"layers"'
-LENS_START = rb'"emad":"\{\\"schema\\"'  # how the metadata of a lens begin
 
 
 def calibrate(args: argparse.Namespace) -> None:
@@ -216,7 +214,9 @@ def require_replaceable_profile(out: Path, inputs: Sequence[Path]) -> None:
     """Refuse to write a profile to ``out`` where an input, or a file of another kind, would be lost."""
     if resolve_path(out) in [resolve_path(path) for path in inputs]:
         raise BadArgument("out", str(out), "another file than the profiles that are read", "it would be replaced")
-    require_replaceable_file(out, "out", "a profile", PROFILE_START)
+    from emad_ref.calibration.profile import PROFILE
+
+    require_replaceable_file(out, "out", "a profile", PROFILE.start)
 
 
 def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
@@ -270,7 +270,7 @@ def add_merge_arguments(sub: argparse.ArgumentParser) -> None:
 
 def fit_tuned_lens(args: argparse.Namespace) -> None:
     """Fit a tuned lens: per layer an affine map, after which the model's head predicts the final output."""
-    from emad_ref.calibration.lens_files import save_lens
+    from emad_ref.calibration.lens_files import LENS, save_lens
     from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
     from emad_ref.calibration.linear_maps import fit_gate
     from emad_ref.calibration.windows import window_size
@@ -278,7 +278,7 @@ def fit_tuned_lens(args: argparse.Namespace) -> None:
     from emad_ref.probes.tuned_lens import attach_lens
     from emad_ref.tuning import windows_of
 
-    require_replaceable_file(args.out, "out", "a lens", LENS_START)  # reject bad input before the long pass
+    require_replaceable_file(args.out, "out", "a lens", LENS.start)  # reject bad input before the long pass
     rank = parse_rank(args.rank)
     if args.gate and args.held_out < 2:
         raise BadArgument("held_out", args.held_out, "at least 2 tokens with --gate", "a gate is fitted to them")

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pytest_emad.measurements.model_measurements import ModelMeasurements
 
 
-EXIT_START = rb'"emad":"\{\\"exit\\"'  # how the metadata of an exit begin
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
@@ -47,11 +46,11 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
     from emad_ref.models.loading import load
     from emad_ref.models.threads import one_thread_for_steps
     from pytest_emad.report.tables import DEFAULT_WIDTH, format_plain_table
-    from pytest_emad.screening.exit import save_exit
+    from pytest_emad.screening.exit import EXIT, save_exit
     from pytest_emad.screening.screen import screen as screen_model
     from pytest_emad.screening.settings import ScreeningSettings
 
-    require_replaceable_file(args.out, "out", "an exit", EXIT_START)  # reject bad input before the long passes
+    require_replaceable_file(args.out, "out", "an exit", EXIT.start)  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
     settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
     loaded = load(args.model)
@@ -125,13 +124,12 @@ def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequenc
 def describe_screening(record: Mapping[str, Any]) -> list[str]:
     """Sentences on the text and the fit behind the tables, the recommendation, and its reproducibility."""
     documents, tokens, rank = record["documents"], record["tokens"], record["lens"]["rank"]
-    window = f" in windows of at most {record['window']} tokens" if "window" in record else ""  # older exits have none
-    duplicates = _near_duplicate_counts(record.get("near_duplicates", {}))
+    duplicates = _near_duplicate_counts(record["near_duplicates"])
     seconds = ", ".join(f"{phase} {spent:.0f} s" for phase, spent in record["seconds"].items())
     return [
         f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
-        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents{window}; replayed rows use exact K/V, and "
-        "those of free depth are charged for copying K/V above the exit",
+        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents in windows of at most {record['window']} "
+        "tokens; replayed rows use exact K/V, and those of free depth are charged for copying K/V above the exit",
         *([f"skipped near-duplicates of documents that were read: {duplicates}"] if duplicates else []),
         f"lens of {'full rank' if rank is None else f'rank {rank}'}, {record['lens']['steps']} steps; time: {seconds}",
         record["recommendation"],

@@ -220,7 +220,7 @@ class ExitEvaluation:
 
         Each window counts with as many tokens as the windows of calibration had.
         """
-        longest = self.exit.screened.get("window", self.subject.window_size)  # exits of earlier versions have none
+        longest = self.exit.screened["window"]
         full = np.split(
             self.evaluation_traces.own.nll_nats[:, -1].astype(np.float64), self.evaluation_traces.own.starts[1:-1]
         )

@@ -12,8 +12,7 @@ The file is safetensors, with the rest as JSON in its metadata:
     drafting.gate [E + 1]   drafting.vocabulary int64 [k]      if drafts have a gate, or read part of the head
     spoken.2.bias [D]   …                         of a lens for drafts, in the same form
 
-``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it. A faulty file raises BadExit
-before any object is built from it.
+``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` read it.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from emad_ref.calibration.lens_files import (
     state_translators_from_tensors,
     state_translators_to_tensors,
 )
-from emad_ref.calibration.tensor_files import build_from_tensor_file, save_tensors
 from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.decoding.self_speculation import Drafting
-from emad_ref.errors import BadArgument, EmadError, is_number, is_whole
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.file_formats import FileFormat
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_lens, attach_translators
@@ -132,7 +131,6 @@ class Exit:
         return adaptive(self.attach(model).point, loaded=model, streamer=streamer)
 
 
-EXIT_SCHEMA = 1
 GATE_TENSOR, VOCABULARY_TENSOR, DRAFT_LENS_PREFIX = "drafting.gate", "drafting.vocabulary", "spoken."
 
 
@@ -140,11 +138,13 @@ class BadExit(EmadError):
     """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
+EXIT = FileFormat("exit", 2, "screen the model again with `emad screen`", BadExit)
+
+
 def save_exit(path: Path, learned: Exit) -> None:
     """Write the exit to ``path``; the file is complete or unchanged. Raises BadFile."""
     tensors, lens = lens_to_tensors(learned.fitted)
     about = {
-        "exit": EXIT_SCHEMA,
         "lens": lens,
         "lossy": None if learned.lossy is None else json_fields.point_to_json(learned.lossy),
         "why_none": learned.why_none,
@@ -157,7 +157,7 @@ def save_exit(path: Path, learned: Exit) -> None:
     if learned.translators is not None:
         # safetensors refuses views of one array
         tensors |= {name: tensor.clone() for name, tensor in state_translators_to_tensors(learned.translators).items()}
-    save_tensors(path, "exit", tensors, about)
+    EXIT.write_tensors(path, tensors, about)
 
 
 def load_exit(path: Path | str) -> Exit:
@@ -175,45 +175,29 @@ def load_exit(path: Path | str) -> Exit:
 
     Raises
     ------
-    BadFile
-        The file cannot be read.
     BadExit
-        The file is no safetensors, no exit, of another schema, or holds impossible values.
+        The file cannot be read, is no exit, is of another schema, or was changed after it was written.
     """
-    return build_from_tensor_file(
-        path, "exit", _parse_exit, BadExit, writer="emad screen", remedy="screen the model again"
-    )
-
-
-def _parse_exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
-    if not is_whole(about.get("exit")) or about["exit"] != EXIT_SCHEMA:
-        raise ValueError(f"its schema is {about.get('exit')!r}, not {EXIT_SCHEMA}")
-    if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
-        raise ValueError("its metadata holds values of other types")
-    window = about["screened"].get("window", 2)  # exits of earlier versions have none
-    if not is_whole(window) or window < 2:
-        raise ValueError(f"its window is {str(window)[:80]!r}, not a whole number of at least 2 tokens")
-    lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
-    mine = {name: tensors.pop(name) for name in (GATE_TENSOR, VOCABULARY_TENSOR) if name in tensors}
-    pairs = {name: tensors.pop(name) for name in list(tensors) if PAIR_NAME.fullmatch(name)}
-    draft_tensors = {name: tensors.pop(name) for name in list(tensors) if name.startswith(DRAFT_LENS_PREFIX)}
-    fitted = lens_from_tensors(tensors, about["lens"])
-    spoken = about["spoken"]
+    tensors, about = EXIT.read_tensors(path)
+    fitted, spoken = lens_from_tensors(tensors, about["lens"]), about["spoken"]
+    of_drafts = {
+        name.removeprefix(DRAFT_LENS_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(DRAFT_LENS_PREFIX)
+    }
+    lossy, promise, drafting, signs = (about[name] for name in ("lossy", "guarantee", "drafting", "signs"))
+    pairs = {name: tensor for name, tensor in tensors.items() if PAIR_NAME.fullmatch(name)}
     model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
     return Exit(
         fitted,
         None if lossy is None else json_fields.point_from_json(lossy),
         about["why_none"],
         None if promise is None else Guarantee.from_json(promise),
-        None if drafting is None else _parse_drafting(drafting, mine),
+        None if drafting is None else _parse_drafting(drafting, tensors),
         about["screened"],
-        None if about["signs"] is None else DocumentFeatures.from_json(about["signs"]),
+        None if signs is None else DocumentFeatures.from_json(signs),
         state_translators_from_tensors(*model, pairs) if pairs else None,
-        None
-        if spoken is None
-        else lens_from_tensors(
-            {name.removeprefix(DRAFT_LENS_PREFIX): draft_tensors[name] for name in draft_tensors}, spoken
-        ),
+        None if spoken is None else lens_from_tensors(of_drafts, spoken),
     )
 
 
@@ -241,9 +225,6 @@ def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, 
 
 
 def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
-    whole = all(is_whole(about[name]) for name in ("layer", "longest", "copied"))
-    if not whole or not (about["threshold"] is None or is_number(about["threshold"])):
-        raise ValueError("its way of drafting holds values of other types")
     gate = (
         EntropyEstimator("linear", weights=(tuple(tensors[GATE_TENSOR].tolist()),)) if GATE_TENSOR in tensors else None
     )

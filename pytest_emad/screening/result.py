@@ -169,7 +169,6 @@ def _no_exit(why: str) -> Recommendation:
     return Recommendation(None, why, None, why)
 
 
-SCREENING_SCHEMA = 1
 MACHINE_KEYS = ("time", "threads", "drafts", "seconds", "predicted")  # keys that depend on the machine
 EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
     ("point", "probes", "net", "rise", "blocks")
@@ -185,7 +184,6 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
     own, proven = result.evaluated.own, result.certified
     settings = result.settings
     return {
-        "schema": SCREENING_SCHEMA,
         "model": result.model.name,
         "fingerprint": result.model.fingerprint,
         "dtype": result.fitted.lens.dtype,

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +17,11 @@ import torch
 
 from emad_ref.calibration import lens_fit
 from emad_ref.calibration.calibration_run import BadCheckpoint
-from emad_ref.calibration.lens_files import BadLens, lens_to_tensors, load_lens, save_lens
+from emad_ref.calibration.lens_files import BadLens, load_lens, save_lens
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens
-from emad_ref.calibration.tensor_files import save_tensors
 from emad_ref.calibration.trace import EmptyCorpus, iterate_states_after, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
-from emad_ref.files import BadFile
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.probes.tuned_lens import attach_lens
@@ -332,44 +329,17 @@ def test_a_saved_lens_comes_back_the_same(stepper, tmp_path, rank):
     assert take_trace(stepper, [TokenSequence(np.arange(9))], lens=name).lens == fitted.lens.digest
 
 
-def test_true_is_no_schema(uninterrupted, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("emad_ref.calibration.lens_files.LENS_SCHEMA", True)
-        save_lens(tmp_path / "l.safetensors", uninterrupted)
-    with pytest.raises(BadLens, match="its schema is True, not 1"):
-        load_lens(tmp_path / "l.safetensors")
-
-
-def test_a_damaged_file_is_one_clear_error(stepper, uninterrupted, tmp_path):
+def test_another_file_is_one_clear_error(uninterrupted, tmp_path):
     path = tmp_path / "l.safetensors"
     save_lens(path, uninterrupted)
     whole = path.read_bytes()
-    for damaged in (
-        b"",
-        b"{}",
-        whole[:-1],
-        whole[:200],
-        whole.replace(b'\\"schema\\": 1', b'\\"schema\\": 2'),
-        whole.replace(b'\\"layers\\": 6', b'\\"layers\\": 3'),
-        whole.replace(b'\\"tokens\\": 120', b'\\"tokens\\": -20'),
-        whole.replace(b'"4.bias"', b'"5.bias"'),
-        whole[:-8] + np.array([np.nan]).tobytes(),
+    for damaged, said in (
+        (whole[:-1], "cannot be read"),
+        (whole.replace(b'\\"schema\\": 2', b'\\"schema\\": 1'), "has schema=1, but this version reads 2 alone"),
+        (whole.replace(b'"4.bias"', b'"5.bias"'), "was changed or cut"),
+        (whole[:-8] + np.array([np.nan]).tobytes(), "was changed or cut"),
     ):
         assert damaged != whole
         path.write_bytes(damaged)
-        with pytest.raises(BadLens, match="fit it again"):
+        with pytest.raises(BadLens, match=rf"^lens='.*' .*{said}.*; fit it again with `emad lens`$"):
             load_lens(path)
-    with pytest.raises(BadFile):
-        load_lens(Path(tmp_path / "none"))
-
-
-@pytest.mark.parametrize("name", ["4.bias", "4.gate"])
-def test_tensors_of_another_shape_are_one_clear_error(uninterrupted, tmp_path, name):
-    tensors, about = lens_to_tensors(replace(uninterrupted, gate=None))
-    width = len(tensors["4.bias"])
-    tensors |= {f"{layer}.gate": torch.zeros(width + 1, dtype=torch.float64) for layer in about["translated"]}
-    save_tensors(tmp_path / "l.safetensors", "lens", tensors, about)
-    assert load_lens(tmp_path / "l.safetensors").gate is not None
-    save_tensors(tmp_path / "l.safetensors", "lens", tensors | {name: tensors[name][:, None]}, about)
-    with pytest.raises(BadLens, match="fit it again"):
-        load_lens(tmp_path / "l.safetensors")

@@ -210,40 +210,18 @@ def test_a_checkpoint_is_not_overwritten_unasked(stepper, checkpoint):
     assert checkpoint.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"[]", lambda b: b[:-500], lambda b: b[:999] + b[1999:]])
-def test_a_damaged_checkpoint_is_refused(stepper, checkpoint, damage):
-    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    with pytest.raises(BadCheckpoint, match=r"cannot be read .*delete it to start anew"):
-        calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("damage", "said"),
     [
-        ("tokens", np.zeros(3, dtype=np.int64)),
-        ("sums", np.zeros((1, LAYERS), dtype=np.float32)),
-        ("histogram", np.zeros((1, LAYERS, 7), dtype=np.int64)),
-        ("squares", np.array("text")),
+        (lambda b: b"", "cannot be read"),
+        (lambda b: b[:-500], "cannot be read"),
+        (lambda b: b[:-8] + b"\1" * 8, "was changed or cut"),
+        (lambda b: b.replace(b"f00d", b"f00e"), "was changed or"),
     ],
 )
-def test_a_checkpoint_of_other_arrays_is_refused(stepper, checkpoint, name, value):
-    with np.load(checkpoint) as held:
-        arrays = dict(held) | {name: value}
-    with checkpoint.open("wb") as file:
-        np.savez(file, **arrays)
-    with pytest.raises(BadCheckpoint, match=r"arrays of another shape or type.*delete it to start anew"):
-        calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
-
-
-@pytest.mark.parametrize(
-    "about", ["3", "[]", '{"plan": 3, "places": {}}', '{"plan": {}, "places": {"a": [-1, 2, "x"]}}', "["]
-)
-def test_a_checkpoint_whose_plan_is_none_is_refused(stepper, checkpoint, about):
-    with np.load(checkpoint) as held:
-        arrays = dict(held) | {"about": np.array(about)}
-    with checkpoint.open("wb") as file:
-        np.savez(file, **arrays)
-    with pytest.raises(BadCheckpoint, match=r"cannot be read .*delete it to start anew"):
+def test_a_damaged_checkpoint_is_refused(stepper, checkpoint, damage, said):
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(BadCheckpoint, match=rf"^checkpoint='.*' .*{said}.*; delete it to start anew$"):
         calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
 
 

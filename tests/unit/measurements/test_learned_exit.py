@@ -54,7 +54,7 @@ def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copie
         "gate ≤ 0", "gate", LAYERS, LAYERS, PROBES, ((0.0, 0.0),), schedule, asked, "divergence", lens=lens.digest
     )
     drafting = Drafting(2, 3, 0.0, lens.digest, replace(gate, weights=weights[1:2]), copied=copied)
-    return Exit(FittedLens(lens, {}, nats, nats, 1, gate), point, drafting=drafting)
+    return Exit(FittedLens(lens, {}, nats, nats, 1, gate), point, drafting=drafting, screened={"window": 1000})
 
 
 def evidence_with(tmp_path: Path, found: Exit, host: RunResources | None = None) -> ModelMeasurements:

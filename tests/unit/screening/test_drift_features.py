@@ -63,15 +63,10 @@ def test_they_are_stored_and_read_back() -> None:
     assert again.values.values == pytest.approx(values, rel=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"names": ["a"]}, {"names": ["a", "a"]}, {"names": [1, 2]}, {"values": [[1.0], [1.0, 2.0]]}, {"values": []},
-     {"values": [["x", 1.0]]}, {"values": [[math.inf, 1.0]]}, {"text": 3}, {"names": None}],
-)  # fmt: skip
-def test_what_are_no_signs_is_refused(change) -> None:
-    given = {"names": ["a", "b"], "values": [[0.5, 1.0]], "text": "a text", **change}
+@pytest.mark.parametrize(("names", "value"), [(("a",), 0.5), (("a", "a"), 0.5), (("a", "b"), math.inf)])
+def test_what_are_no_signs_is_refused(names, value) -> None:
     with pytest.raises(BadArgument):
-        DocumentFeatures.from_json(given)
+        DocumentFeatures(names, ByDocument.from_whole_documents(np.array([[value, 1.0]])), "a text")
 
 
 @pytest.mark.parametrize(

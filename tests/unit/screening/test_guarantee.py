@@ -17,7 +17,6 @@ from pytest_emad.screening.guarantee import (
     BOUNDED_LOSSES,
     CHANGED,
     EXCESS,
-    VALID_FIELDS,
     Guarantee,
     certify_losses,
     changed_share,
@@ -225,50 +224,6 @@ def test_it_is_stored_and_read_back() -> None:
     for means in ((0.001, 0.004, 0.011), (0.02,)):
         found = chosen(drawn(np.random.default_rng(0), 100, means))
         assert Guarantee.from_json(json.loads(json.dumps(found.to_json()))) == found
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"loss": "regret"}, "one of excess, changed"),
-        ({"loss": ["excess"]}, "one of excess, changed"),
-        ({"cap": math.inf}, "a finite number"),
-        ({"risk": 0.0}, "a number between 0 and its cap"),
-        ({"risk": "0.01"}, "a number between 0 and its cap"),
-        ({"error": 2.0}, "a number strictly between 0 and 1"),
-        ({"documents": 3.5}, "a whole number"),
-        ({"text": 5}, "a text"),
-        ({"needed": "many"}, "a whole number, or None"),
-        ({"tested": []}, "thresholds, at least one"),
-        ({"tested": [["strict", 0.0]]}, "thresholds, at least one"),
-        ({"tested": [["strict", 0.0, math.nan]]}, "thresholds, at least one"),
-        ({"tested": 3}, "thresholds, at least one"),
-        ({"chosen": "another"}, "the name of a threshold that was tested"),
-        ({"capped": None}, "a finite number"),
-        ({"power": math.nan}, "a finite number"),
-        ({"again": "often"}, "a finite number, or None"),
-        ({"unheard": 1}, "one of loss, cap"),
-    ],
-)
-def test_what_is_no_guarantee_is_refused_by_the_name_of_its_field(change, expected) -> None:
-    about = chosen(drawn(np.random.default_rng(0), 100, (0.001, 0.004))).to_json()
-    ((name, value),) = change.items()
-    with pytest.raises(BadArgument) as refused:
-        Guarantee.from_json({**about, **change})
-    assert str(refused.value).startswith(f"guarantee.{name}={value!r}, but expected {expected}")
-    assert str(refused.value).endswith("; screen the model again")
-
-
-def test_every_field_is_asked_for_and_looked_at() -> None:
-    about = chosen(drawn(np.random.default_rng(0), 100, (0.001, 0.004))).to_json()
-    assert list(VALID_FIELDS) == list(about)
-    for name in about:
-        without = {other: value for other, value in about.items() if other != name}
-        if name == "again":  # older files lack the field
-            assert Guarantee.from_json(without).again is None
-            continue
-        with pytest.raises(BadArgument, match=rf"^guarantee\.{name}=None, but expected to be there"):
-            Guarantee.from_json(without)
 
 
 def test_points_are_ordered_before_losses_are_seen() -> None:

@@ -352,7 +352,7 @@ def point():
 
 def promised(name):
     return Guarantee(
-        "excess", 0.2, 0.01, 0.05, 300, "text", (ThresholdTest("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210
+        "excess", 0.2, 0.01, 0.05, 300, "text", (ThresholdTest("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210, None
     )
 
 
