@@ -73,7 +73,7 @@ class RunResults:
         return {f"{table['model']}: {table['title']}": _frame(table["rows"]) for table in self.report["tables"]}
 
     def __repr__(self) -> str:
-        models = ", ".join(self.report["settings"].get("models", ()))
+        models = ", ".join(self.report["settings"]["models"])
         parts = ", ".join(format_unit_count(len(self.report[what]), what) for what in ("claims", "tables"))
         return f"{type(self).__name__}({models}: {self.headline}; {parts})"
 
@@ -84,7 +84,7 @@ class RunResults:
             f"failed tests, cause {n}": said for n, said in enumerate(build_run_summary(self.report).broken, start=1)
         }
         verdicts = {
-            f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim.get('title', '')}"
+            f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim['title']}"
             for claim in self.report["claims"]
         }
         return format_facts_html(self.headline, causes | verdicts)

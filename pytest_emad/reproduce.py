@@ -44,6 +44,7 @@ from pytest_emad.report.schema import BadReport, Report, read_report
 from pytest_emad.run import subprocesses
 
 LOG_FILE, SUMMARY_FILE, MEASURING_FOLDER = "log.txt", "summary.json", "measuring"
+SUMMARY_START = rb'^\{\s*"version"'
 MEASURING, REST = "emad(measures=True)", "not emad(measures=True)"  # expressions of pytest's -m
 DECIDED_STATUSES = (0, 1)  # statuses of a run that reached its verdicts
 NO_TESTS = 5  # status of a pytest that selected no test
@@ -82,7 +83,7 @@ class JudgedModel:
             return None
         run, origin = report["run"], report["provenance"]
         same = run["command"] == ["pytest", *self.words] and self.origin == (
-            origin["versions"].get(DISTRIBUTION),
+            origin["versions"][DISTRIBUTION],
             origin["commit"],
         )
         ended = report["state"] == "complete" and run["exit_status"] in DECIDED_STATUSES
@@ -149,8 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_writable(folder / LOG_FILE, "--out")
         for folder in (chosen.out, *folders.values()):
             option_values.prepare_report_folder(str(folder), Path(), "--out")
-        # a summary begins as a report does
-        require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", option_values.REPORTED["report.json"])
+        require_replaceable_file(chosen.out / SUMMARY_FILE, "--out", "a summary", SUMMARY_START)
         with open_workers(chosen.executor) as crew:
             units = plan_units(folders, chosen, with_workers=crew is not None)
             ended = judge_units(units, crew)
@@ -210,7 +210,7 @@ def write_models_summary(statuses: Mapping[str, int], reports: Sequence[Report],
     from pytest_emad.report.tables import format_claims_table
 
     claims = [claim for report in reports for claim in report["claims"]]
-    summary = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+    summary = {"version": __version__, "status": dict(statuses), "claims": claims}
     write_atomically(out / SUMMARY_FILE, json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     failed = [
         f"{model}: status {status}, see {LOG_FILE}"

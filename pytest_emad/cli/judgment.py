@@ -29,7 +29,6 @@ from pytest_emad.measurements import option_values
 from pytest_emad.measurements.study import BUDGETS, PairNames, Study, resolve_pair_names_from_options
 from pytest_emad.remote.address import ADDRESS_FORMS, is_address, parse_address
 from pytest_emad.report.deselection import NO_PAIR
-from pytest_emad.report.schema import SCHEMA
 from pytest_emad.statistics.gate import (
     GATES,
     INCONCLUSIVE,
@@ -161,11 +160,11 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
         result = build_gate_messages(verdict, row, gating, comparison.expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
-        claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure)})
+        claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure), "test": ""})
     run_failures = [reason] if args.gate == "known" and (reason := no_comparison_failure_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
+    settings |= {"only": [], "report": None, "update_golden": False}
     report = {
-        "schema": SCHEMA,
         "state": "complete",
         "settings": settings,
         "run": {"exit_status": int(bool(failures or run_failures)), "failures": run_failures},
@@ -175,7 +174,8 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
         "tables": tables,
         "notes": list(dict.fromkeys(attachments.notes)),
         "known": comparisons,
-        **{part: [] for part in ("goldens", "tests", "audits")},
+        "decoder": {"name": "", "foreign": False, "providers": [], "overlooked": []},
+        **{part: [] for part in ("goldens", "tests", "audits", "deselected", "waivers")},
     }
     return JudgmentResult(report, [*failures, *run_failures], warnings)
 

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolve_path, write_atomically
 from pytest_emad.cli.arguments import add_examples, parse_path
-from pytest_emad.cli.reports import read_report_with_test_list
 from pytest_emad.report.provenance import DISTRIBUTION
-from pytest_emad.report.schema import REPORT_FILE, BadReport, Report
+from pytest_emad.report.schema import REPORT_FILE, BadReport, Report, read_report
 from pytest_emad.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement_and_requirement
 
 UNSET = ("PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY")  # variables of options, among the arguments already, and of an output
@@ -39,7 +38,7 @@ def replay_test(args: argparse.Namespace) -> int:
     """Repeat one test of a reported run with its seed and options, and print what the report says of it."""
     if args.keep and resolve_path(args.report) in (resolve_path(args.keep), resolve_path(args.keep / REPORT_FILE)):
         raise BadArgument("--keep", str(args.keep), "another folder than that of REPORT", "the replay would replace it")
-    report = read_report_with_test_list(args.report)
+    report = read_report(args.report)
     test = find_test_id(report, args.row)
     recorded = require_repeatable(report, args.report)
     print("\n".join(describe_recorded_test(report, test)))
@@ -70,12 +69,9 @@ def require_repeatable(report: Report, place: Path) -> Mapping[str, Any]:
     """The entry ``run.replay`` of ``report``, whose folder exists.
 
     Raises:
-        BadArgument: a report that no run of pytest wrote; a folder that does not exist.
+        BadArgument: the folder does not exist.
     """
-    recorded: Mapping[str, Any] | None = report["run"].get("replay")
-    if not recorded:
-        remedy = "name the folder of one run of pytest, which --emad-report DIR wrote"
-        raise BadArgument("REPORT", str(place), "a report that says how its run was started", remedy)
+    recorded: Mapping[str, Any] = report["run"]["replay"]
     if not Path(recorded["folder"]).is_dir():
         remedy = "restore the folder, or record the run again"
         raise BadArgument("REPORT", str(place), f"its run's folder {recorded['folder']} to exist", remedy)
@@ -105,7 +101,7 @@ def compare_with_replay(report: Report, folder: Path, question: Path, test: str)
     """Lines of the comparison with the report in ``folder``, and whether the result is as recorded."""
     refused = ["Not replayed: pytest stopped before the test; the reason stands above."], False
     try:
-        replayed = read_report_with_test_list(folder)
+        replayed = read_report(folder)
     except BadReport:  # none was begun
         return refused
     earlier = all(
@@ -126,7 +122,7 @@ def find_test_id(report: Report, row: str) -> str:
     Raises:
         BadArgument: no such test, or several.
     """
-    deciding = {str(claim["id"]): str(claim["test"]) for claim in report["claims"] if claim.get("test")}
+    deciding = {str(claim["id"]): str(claim["test"]) for claim in report["claims"]}
     if row.upper() in (by_id := {claim.upper(): test for claim, test in deciding.items()}):
         return by_id[row.upper()]
     matches = [test for test in report["tests"] if row in test["nodeid"]]
@@ -146,10 +142,10 @@ def find_test_id(report: Report, row: str) -> str:
 
 def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
     """Lines on ``test`` from the report: its claims, its failed audits with their input, and the reason of failure."""
-    yield f"{test}, seed {report['settings'].get('seed', 0)}"
+    yield f"{test}, seed {report['settings']['seed']}"
     for claim in report["claims"]:
-        if claim.get("test") == test:
-            yield f"recorded: {format_claim_heading(claim, claim.get('title', ''))}"
+        if claim["test"] == test:
+            yield f"recorded: {format_claim_heading(claim, claim['title'])}"
             leg = deciding_leg_name(claim)
             yield f"  {format_measurement_and_requirement(claim)}" + (f"; where: {leg}" if leg else "")
     for audit in report["audits"]:
@@ -174,8 +170,8 @@ def compare_results(recorded: Report, replayed: Report, test: str) -> Iterator[R
 
     Claims are compared by verdict, tests by outcome and the first line of their reason.
     """
-    claims = [claim for claim in recorded["claims"] if claim.get("test") == test]
-    found = {claim["id"]: claim for claim in replayed["claims"] if claim.get("test") == test}
+    claims = [claim for claim in recorded["claims"] if claim["test"] == test]
+    found = {claim["id"]: claim for claim in replayed["claims"] if claim["test"] == test}
     for claim in claims:
         now = found.get(claim["id"])
         yield ResultComparison(
@@ -197,7 +193,7 @@ def format_comparison(one: ResultComparison) -> str:
 
 def describe_version_differences(recorded: Report, replayed: Report) -> Iterator[str]:
     """A line if another version of this package, or of the decoder, gave the replay's result."""
-    versions = [report["provenance"].get("versions", {}).get(DISTRIBUTION) for report in (recorded, replayed)]
+    versions = [report["provenance"]["versions"][DISTRIBUTION] for report in (recorded, replayed)]
     decoders = [report["decoder"]["name"] for report in (recorded, replayed)]
     if versions[0] != versions[1]:
         yield f"Another version: recorded by {DISTRIBUTION} {versions[0]}, replayed by {versions[1]}."

@@ -133,22 +133,9 @@ def add_report_arguments(sub: argparse.ArgumentParser) -> None:
     )
 
 
-def read_report_with_test_list(place: Path) -> Report:
-    """The report at ``place``.
-
-    Raises:
-        BadReport: none, or a damaged one.
-        BadArgument: a report of schema 1, which does not list the tests that ran.
-    """
-    report = read_report(place)
-    if report["schema"] == 1:
-        raise BadArgument("report", str(place), "schema 2", "schema 1 does not list tests; run the suites again")
-    return report
-
-
 def verify_report_complete_and_passed(args: argparse.Namespace) -> int:
     """Check that a report is complete and passed: every required test ran, and nothing is undecided."""
-    report = read_report_with_test_list(args.report)
+    report = read_report(args.report)
     shipped = list_shipped_tests()
     suites = resolve_required_suite_folders(args.require_suite, shipped)
     messages = list(find_proof_shortfalls(report, suites, shipped, args.require_decoder, args.require_tier))
@@ -259,7 +246,7 @@ def _report_places(arguments: Sequence[Path]) -> list[Path]:
     places = list(arguments)
     if len(arguments) == 1 and not is_file(arguments[0] / REPORT_FILE):
         reports = {path.parent: read_report(path) for path in _files_below(arguments[0])}
-        places = sorted(reports, key=lambda place: str(reports[place].get("run", {}).get("started", "")))
+        places = sorted(reports, key=lambda place: str(reports[place]["run"]["started"]))
     if len(places) < 2 or len({resolve_path(place) for place in places}) < len(places):
         value = ", ".join(map(str, places)) or str(arguments[0])
         raise BadArgument("REPORT", value, "two reports or more, each once, or a folder of report folders")

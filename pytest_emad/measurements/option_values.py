@@ -19,7 +19,11 @@ LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all tak
 MOST = 10**9  # largest count (documents, tokens, seconds): above any data set's, and far from overflow
 MOST_NATS = 1e6  # far above ln V of any vocabulary
 # files of a report, and their first characters
-REPORTED = {"report.json": rb'^\{\s*"schema"', "report.md": rb"^# Verdicts on ", "index.html": rb"<title>Verdicts on "}
+REPORTED = {
+    "report.json": rb'^\{\s*"format": "report"',
+    "report.md": rb"^# Verdicts on ",
+    "index.html": rb"<title>Verdicts on ",
+}
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "gsm8k", "self")
 
 

@@ -1,6 +1,6 @@
 """Comparison of two reports: changed verdicts, numbers that moved beyond chance, and differences of the settings.
 
-``old`` and ``new`` may come from two commits, decoders, models or machines, and have schema 1 or 2. A comparison is
+``old`` and ``new`` may come from two commits, decoders, models or machines. A comparison is
 like for like if only the decoder, the model or the commit differs; the labels name these. Compared are:
 
 claims    by id and model. If each report has one row left of a claim, these two are compared whatever their models.
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from pytest_emad.report.provenance import DISTRIBUTION
 from pytest_emad.report.schema import BadReport, Report
 from pytest_emad.report.tables import ABSENT, claim_rows, operating_point_rows
 from pytest_emad.statistics import number_format
@@ -103,12 +104,8 @@ def format_run_label(report: Report) -> str:
     """
     models = [shorten_path_name(model["name"]) for model in report["models"]]
     named = ", ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
-    parts = [named or "no model"]
-    if report["schema"] > 1:
-        parts.append(_decoder_label(report["decoder"]["name"]))
-    parts.append(_commit_label(report))
-    if report["schema"] > 1:
-        parts.append(report["run"]["started"][: len("2026-11-22T16:58")].replace("T", " "))
+    started = report["run"]["started"][: len("2026-11-22T16:58")].replace("T", " ")
+    parts = [named or "no model", _decoder_label(report["decoder"]["name"]), _commit_label(report), started]
     return " · ".join(part for part in parts if part)
 
 
@@ -124,18 +121,11 @@ def _decoder_label(name: str) -> str:
 
 def _commit_label(report: Report) -> str:
     """Commit of the tested project, else of pytest-emad, else its version."""
-    project = report["run"]["project"] if report["schema"] > 1 else {}
-    if project.get("commit"):
-        return f"{PurePath(str(project.get('root') or '')).name} {_short_commit(str(project['commit']))}".strip()
-    ours = report["provenance"].get("commit")
-    version = _package_versions(report).get("pytest-emad")
-    return f"pytest-emad {_short_commit(str(ours)) if ours else version}" if ours or version else ""
-
-
-def _package_versions(report: Report) -> Mapping[str, Any]:
-    """Versions of packages; empty if the report stores them in another form."""
-    versions = report["provenance"].get("versions")
-    return versions if isinstance(versions, dict) else {}
+    project, ours = report["run"]["project"], report["provenance"]
+    if project["commit"]:
+        return f"{PurePath(project['root']).name} {_short_commit(project['commit'])}"
+    commit, version = ours["commit"], ours["versions"][DISTRIBUTION]
+    return f"{DISTRIBUTION} {_short_commit(commit) if commit else version}" if commit or version else ""
 
 
 def _short_commit(commit: str) -> str:
@@ -153,7 +143,7 @@ def describe_setting_changes(old: Report, new: Report) -> list[str]:
 
 
 def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
-    """(name, old, new) of each setting and condition; None if a report of an earlier version lacks it."""
+    """(name, old, new) of each setting and condition; None if only the other report knows it."""
     prints = [
         {
             model["name"]: str(model["fingerprint"])[:COMMIT_DIGITS]
@@ -168,13 +158,11 @@ def _compared_facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     for name in dict.fromkeys([*old["settings"], *new["settings"]]):
         if name not in NOT_MEASUREMENT_OPTIONS:
             yield name, _setting_value(old, name), _setting_value(new, name)
-    before, after = (None if report["schema"] == 1 else report["run"]["asked"] for report in (old, new))
-    yield "asked", before, after
-    before, after = (_claims_file(report) for report in (old, new))
-    yield "claims file", before, after
+    yield "asked", old["run"]["asked"], new["run"]["asked"]
+    yield "claims file", _claims_file(old), _claims_file(new)
     for name in prints[0]:
         yield f"weights of {shorten_path_name(name)}", prints[0][name], prints[1].get(name)
-    releases = [_package_versions(report) for report in (old, new)]
+    releases = [report["provenance"]["versions"] for report in (old, new)]
     for name in dict.fromkeys([*releases[0], *releases[1]]):
         yield name, releases[0].get(name), releases[1].get(name)
     for name in SURROUNDINGS:
@@ -191,10 +179,8 @@ def _setting_value(report: Report, name: str) -> Any:
 
 def _claims_file(report: Report) -> Any:
     """The first digits of the hash of the claims file."""
-    if report["schema"] == 1:
-        return None
     file: Mapping[str, Any] | None = report["run"]["claims_file"]
-    return NOT_SET if file is None else str(file.get("sha256"))[:COMMIT_DIGITS]
+    return NOT_SET if file is None else file["sha256"][:COMMIT_DIGITS]
 
 
 def _one_sided_settings(old: Report, new: Report) -> list[str]:
@@ -352,10 +338,11 @@ def changed_rows(old: Report, new: Report) -> list[dict[str, str]]:
 
 
 def require_complete(report: Report, where: object) -> None:
-    """Raise BadReport unless the run finished; every report of schema 1 is of a finished run."""
-    state = report.get("state", "complete")
-    if state != "complete":
-        raise BadReport(f"{where}: state={state!r}, but expected 'complete': let the run come to its end, or run again")
+    """Raise BadReport unless the run finished."""
+    if report["state"] != "complete":
+        raise BadReport(
+            f"{where}: state={report['state']!r}, but expected 'complete': let the run come to its end, or run again"
+        )
 
 
 # ---------------------------------------------------------------- change of one number
@@ -534,7 +521,7 @@ def _bad_side_of_leg(leg: Entry) -> int:
     side = 1 if leg["estimate"] > leg["threshold"] else -1
     if leg["outcome"] in ("falsified", "survived"):
         return side if leg["outcome"] == "falsified" else -side
-    falsify, survive = leg.get("p_falsify"), leg.get("p_survive")
+    falsify, survive = leg.get("p_falsify"), leg.get("p_survive")  # a claim has none of its own
     if falsify is None or survive is None or falsify == survive:
         return 0
     return side if falsify < survive else -side
@@ -629,9 +616,9 @@ def _point_side(entry: Entry | None) -> ComparisonSide:
 
 def _test_pairs(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
     """Pairs of shipped tests without a claim; the verdicts of claims are rows already."""
-    tests = [entry for entry in old.get("tests", ()) if entry["shipped"] and CLAIM_TEST not in entry["shipped"]]
+    tests = [entry for entry in old["tests"] if entry["shipped"] and CLAIM_TEST not in entry["shipped"]]
     before = {entry["nodeid"]: entry for entry in tests}
-    yield from ((before[entry["nodeid"]], entry) for entry in new.get("tests", ()) if entry["nodeid"] in before)
+    yield from ((before[entry["nodeid"]], entry) for entry in new["tests"] if entry["nodeid"] in before)
 
 
 def _test_change(old: Entry, new: Entry) -> ComparedReportRow:

@@ -170,13 +170,10 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
 
 
 def build_run_overview(report: Report) -> dict[str, Any]:
-    """Overview of a run: outcome with reason, decoder, models, state, failures, waivers, gates, counts of other rows.
-
-    A report of schema 1 has no decoder, state, failures or waivers.
-    """
+    """Overview of a run: outcome, decoder, models, state, failures, waivers, gates, counts of other rows."""
     from pytest_emad.report.summary import build_run_summary
 
-    register, later, brief = load_register(), report["schema"] > 1, build_run_summary(report)
+    register, brief = load_register(), build_run_summary(report)
     order = list(register)
     ungated = [claim["verdict"] for claim in report["claims"] if not claim["gate"]]
     return {
@@ -185,11 +182,11 @@ def build_run_overview(report: Report) -> dict[str, Any]:
         "broken": brief.broken,
         "repeat": brief.repeat,
         "unknown": brief.unknown,
-        "decoder": _decoder_text(report["decoder"]) if later else "",
+        "decoder": _decoder_text(report["decoder"]),
         "models": [_model_text(model) for model in report["models"]],
-        "state": _state_text(report) if later else "",
-        "failures": report["run"]["failures"] if later else [],
-        "waivers": [_waiver_text(waiver) for waiver in report["waivers"]] if later else [],
+        "state": _state_text(report),
+        "failures": report["run"]["failures"],
+        "waivers": [_waiver_text(waiver) for waiver in report["waivers"]],
         "gates": [
             {
                 "title": claim_title(claim, register),
@@ -237,7 +234,7 @@ def cost_quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
 
     rows = [{"series": "EMAD, by margin", **row} for table in tables_of("depth by margin") for row in table["rows"]]
     for point in report["points"]:
-        if point.get("model", model) == model:
+        if point["model"] == model:
             low, high = point.get("interval") or (None, None)
             quality = {"net reduction %": point.get("net_reduction"), "rise %": point.get("perplexity_rise")}
             rows.append({"series": FORWARD, **quality, "rise low %": low, "rise high %": high})
@@ -293,9 +290,7 @@ def _claim_entries(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
 
 
 def _run_facts(report: Report) -> list[Row]:
-    """State, decoder, command, failures and waivers of a run; empty for schema 1."""
-    if report["schema"] == 1:
-        return []
+    """State, decoder, command, failures and waivers of a run."""
     run = report["run"]
     return _fact_rows(
         {"state": report["state"], "decoder": report["decoder"]["name"]}

@@ -37,8 +37,8 @@ def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Map
     whys = [_printed_reason(entry, settings) for entry in entries]
     for why, words in REASON_TEXTS.items():
         left = [entry for entry, reason in zip(entries, whys, strict=True) if reason == why]
-        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry.get("claim")))
-        others = sum(not entry.get("claim") for entry in left)
+        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
+        others = sum(not entry["claim"] for entry in left)
         parts = [format_claim_names(claims, load_register())] if claims else []
         other = "other " if claims else ""
         parts += [f"{others} {other}test{'s' if others > 1 else ''}"] if others else []
@@ -48,7 +48,7 @@ def describe_deselections(deselected: Iterable[Mapping[str, Any]], settings: Map
 
 def _printed_reason(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The reason of ``deselected`` that excludes ``entry`` at any budget, if there is one."""
-    why, only, claim = str(entry["why"]), settings.get("only"), entry.get("claim")
+    why, only, claim = str(entry["why"]), settings["only"], entry["claim"]
     is_left_out = why == ABOVE_BUDGET and only and claim not in only and (claim or entry["shipped"])
     return LEFT_OUT if is_left_out else why
 

@@ -65,7 +65,6 @@ class FigureSpec:
     ``numbers``  columns without which a row cannot be drawn.
     ``gaps``     columns whose None leaves a gap in a line.
     ``lists``    columns of lists.
-    ``later``    columns of numbers that reports of earlier versions lack.
     ``size``     rows → (width, height) in inches.
     """
 
@@ -75,7 +74,6 @@ class FigureSpec:
     gaps: tuple[str, ...]
     size: Callable[[Rows], tuple[float, float]]
     lists: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
 
 
 def draw_cost_and_quality(canvas: Figure, rows: Rows) -> None:
@@ -171,8 +169,8 @@ def draw_entropy_profile(canvas: Figure, rows: Rows) -> None:
 
 
 def entropy_rise_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """Layers to which entropy is shown to rise; empty for reports of earlier versions."""
-    return [row for row in rows if row.get(RISE)]
+    """Layers to which entropy is shown to rise."""
+    return [row for row in rows if row[RISE]]
 
 
 def draw_depth_by_position(canvas: Figure, rows: Rows) -> None:
@@ -376,9 +374,8 @@ FIGURES: dict[str, FigureSpec] = {
         draw_entropy_profile,
         (),
         ("layer", "mean entropy, nats", "echo %", "agrees with last %"),
-        ("target, nats", "AUROC of low entropy for that"),
+        ("target, nats", "AUROC of low entropy for that", RISE),
         _panels_size(2),
-        later=(RISE,),
     ),
     "depth by position": FigureSpec(
         draw_depth_by_position,
@@ -520,10 +517,8 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
     spec = FIGURES[figure]
-    for column in (*spec.texts, *spec.numbers, *spec.gaps, *spec.lists, *spec.later):
+    for column in (*spec.texts, *spec.numbers, *spec.gaps, *spec.lists):
         for number, row in enumerate(rows):
-            if column not in row and column in spec.later:
-                continue
             if column not in row:
                 raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
             value = row[column]

@@ -97,7 +97,7 @@ def _counted(gaps: Sequence[ReportGap]) -> str:
 def find_gaps(
     report: Report, selection: Iterable[str], shipped: Sequence[str], *, always: bool = False, tier: str | None = None
 ) -> list[ReportGap]:
-    """All gaps of ``report`` (schema 2) among ``selection``: files and folders of ``shipped`` tests.
+    """All gaps of ``report`` among ``selection``: files and folders of ``shipped`` tests.
 
     ``always`` applies the strict rules: the reference decoder has no exemptions, and tests excluded on request count as
     missing. A run may select a part of the suites; a proof may not. ``tier``: only its tests are required.
@@ -117,7 +117,7 @@ def excused_declined_test_entries(report: Report) -> list[Mapping[str, Any]]:
     refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
     if not refused:
         return []
-    missing_features, models = excused_features(report), report["settings"].get("models", ())
+    missing_features, models = excused_features(report), report["settings"]["models"]
     return [entry for entry in refused if _may_decline(entry, missing_features, models)]
 
 
@@ -128,11 +128,7 @@ def excused_features(report: Report) -> frozenset[str]:
 
 
 def _features_not_offered(report: Report) -> frozenset[str]:
-    return (
-        declined_features(report["decoder"]["providers"])
-        if report["settings"].get("gate") == "decoder"
-        else frozenset()
-    )
+    return declined_features(report["decoder"]["providers"]) if report["settings"]["gate"] == "decoder" else frozenset()
 
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], models: Sequence[str]) -> bool:
@@ -253,12 +249,12 @@ def _claim_gaps(report: Report, required: Sequence[str], excused: Sequence[str])
     """Gaps of rows of ``DECIDING_TESTS``: selected, but without a verdict that decides, for each model of the run."""
     gaps = []
     not_asked = {entry.get("claim") for entry in report["deselected"] if entry["why"] in excused}
-    if report["settings"].get("gate") == "decoder":
+    if report["settings"]["gate"] == "decoder":
         not_asked |= DECIDING_TESTS.keys() if EXITS in _features_not_offered(report) else METHOD_ROWS
     for claim, test in DECIDING_TESTS.items():
         if claim in not_asked:
             continue
-        for model in report["settings"].get("models", ()) if test in required else ():
+        for model in report["settings"]["models"] if test in required else ():
             verdicts = [v for v in report["claims"] if (v["id"], v["model"]) == (claim, model)]
             why = _why_claim_undecided(verdicts)
             if why:
@@ -313,8 +309,8 @@ def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator
 
 def is_partial_run(report: Report) -> bool:
     """Whether the user typed a part of the suites, without asking for a proof."""
-    demanded = report["settings"].get("tier") or report["settings"].get("expect_decoder")
-    return bool(report["run"].get("partial")) and not demanded
+    demanded = report["settings"]["tier"] or report["settings"]["expect_decoder"]
+    return bool(report["run"]["partial"]) and not demanded
 
 
 def find_gating_claim_gaps(report: Report, register: Mapping[str, Claim]) -> list[ReportGap]:
@@ -322,7 +318,7 @@ def find_gating_claim_gaps(report: Report, register: Mapping[str, Claim]) -> lis
 
     They count for every decoder, the reference included, and in every run, since a requested gate has not held.
     """
-    chosen, gaps = report["settings"].get("gate_claims") or (), {}
+    chosen, gaps = report["settings"]["gate_claims"], {}
     for entry in report["tests"]:
         row = register.get(entry.get("claim", ""))
         if row is not None and row.is_gating(chosen) and (why := _why_test_undecided(entry)):
@@ -340,7 +336,7 @@ def undecided_failure_reasons_and_gaps(
     ``shipped``: names of the tests that this version ships. ``register``: of the run, for its gates.
     """
     waivers = [waiver["of"] for waiver in report["waivers"]]
-    tier, expected = report["settings"].get("tier"), report["settings"]["expect_decoder"]
+    tier, expected = report["settings"]["tier"], report["settings"]["expect_decoder"]
     gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
     partial = is_partial_run(report)  # then only the wrong decoder is a fault
     reasons = format_gaps(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))

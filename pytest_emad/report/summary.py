@@ -24,7 +24,7 @@ from tabulate import tabulate
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
-from pytest_emad.report.provenance import REQUESTS, RETRIES, format_request_counts
+from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, escape_markdown, format_stream_latency_row
 from pytest_emad.report.tiers import format_tier
@@ -95,14 +95,13 @@ class RunSummary:
 
 
 def build_run_summary(report: Report) -> RunSummary:
-    """All content of the summary of ``report``, of either schema."""
+    """All content of the summary of ``report``."""
     register = load_register()
     order = {name: place for place, name in enumerate(register)}
     claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
     gating = [claim for claim in claims if _is_gate(claim, report, register)]
     rest = [claim for claim in claims if claim not in gating]
-    models = [str(name) for name in report["settings"].get("models", ())]
-    run = report.get("run") or {}
+    models = [str(name) for name in report["settings"]["models"]]
     gates = tuple(_gate_summary(claim, models, register) for claim in gating)
     broken = _broken_tests(report)
     headline, passed = _headline(report, gates, broken)
@@ -119,26 +118,25 @@ def build_run_summary(report: Report) -> RunSummary:
         more=_larger_budget(rest, report),
         record=tuple(_record_lines(report)),
         about=tuple(_run_remarks(report)),
-        failures=tuple(run.get("failures", ())),
+        failures=tuple(report["run"]["failures"]),
     )
 
 
 def _headline(
     report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
 ) -> tuple[str, bool | None]:
-    """Passed or failed, with the reason. Schema 1 has neither state nor exit status, so its gates decide."""
-    run = report.get("run") or {}
-    reasons = list(_failure_reasons(report, gates, broken))
-    if (state := report.get("state", "complete")) != "complete":
+    """Passed or failed, with the reason."""
+    status, reasons = report["run"]["exit_status"], list(_failure_reasons(report, gates, broken))
+    if (state := report["state"]) != "complete":
         unfinished = f"the run {UNFINISHED[state]}; what follows is what it reached"
         if _has_failed(report, broken):  # -x, --maxfail, or a failure before an interrupt
             return f"FAILED: {'; '.join(reasons)}; {unfinished}", False
         return f"NOT FINISHED: {unfinished}", None
-    if not reasons and run.get("exit_status"):
-        reasons = [EXIT_REASONS.get(run["exit_status"], f"pytest ended with status {run['exit_status']}")]
+    if not reasons and status:
+        reasons = [EXIT_REASONS.get(status, f"pytest ended with status {status}")]
     if reasons:
         return f"FAILED: {'; '.join(reasons)}", False
-    if report["settings"].get("gate") == "known" and report.get("known"):
+    if report["settings"]["gate"] == "known" and report["known"]:
         return "PASSED: every verdict equals the record", True
     passed = f"{_count_of_gates(gates)}{_unrefuted(report)}" if gates else "no claim of this run is a gate"
     return f"PASSED: {passed}", True
@@ -161,8 +159,8 @@ def _count_of_gates(gates: Sequence[GatingClaimSummary]) -> str:
 
 def _unrefuted(report: Report) -> str:
     """Text with the number of passed audits, if the run judges the decoder."""
-    passed = sum(audit["passed"] is True for audit in report.get("audits", ()))
-    judged = report["settings"].get("gate") == "decoder" and passed
+    passed = sum(audit["passed"] is True for audit in report["audits"])
+    judged = report["settings"]["gate"] == "decoder" and passed
     return f", and the decoder passed {format_unit_count(passed, 'audits')}" if judged else ""
 
 
@@ -170,35 +168,29 @@ def _failure_reasons(
     report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
 ) -> Iterator[str]:
     """Counted failures: gates, verdicts that differ from the record, other tests, conditions on the run."""
-    known = report["settings"].get("gate") == "known"
-    failing = [claim for claim in report["claims"] if _fails(claim, known)]
-    if failing and known:
-        compared = [entry for entry in report.get("known", ()) if not entry.get("why")]
+    failing = [claim for claim in report["claims"] if claim["fails"]]
+    if failing and report["settings"]["gate"] == "known":
+        compared = [entry for entry in report["known"] if not entry["why"]]
         verdicts = format_unit_count(len(compared), "verdicts")
         yield f"{len(failing)} of {verdicts} {_verb(failing, 'differ')} from the record"
     elif failing:
         yield f"{len(failing)} of {format_unit_count(len(gates), 'gates')} {_verb(failing, 'do')} not hold"
     if broken:
         yield f"{format_unit_count(len(broken), 'other tests' if failing else 'tests')} failed"
-    conditions = (report.get("run") or {}).get("failures", ())
-    if conditions:
+    if conditions := report["run"]["failures"]:
         yield f"{format_unit_count(len(conditions), 'conditions')} on the run {_verb(conditions, 'are')} not met"
 
 
 def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
     """Whether a test failed, without conditions on a whole run, which an unfinished run cannot meet."""
-    known = report["settings"].get("gate") == "known"
-    return bool(broken) or any(_fails(claim, known) for claim in report["claims"])
+    return bool(broken) or any(claim["fails"] for claim in report["claims"])
 
 
 def _broken_tests(report: Report) -> list[FailedTest]:
     """Failed tests that did not fail for the verdict of a claim."""
-    known = report["settings"].get("gate") == "known"
-    of_claims = {claim.get("test") for claim in report["claims"] if _fails(claim, known)}
+    of_claims = {claim["test"] for claim in report["claims"] if claim["fails"]}
     return [
-        test
-        for test in report.get("tests", ())
-        if test["outcome"] in ("failed", "error") and test["nodeid"] not in of_claims
+        test for test in report["tests"] if test["outcome"] in ("failed", "error") and test["nodeid"] not in of_claims
     ]
 
 
@@ -211,12 +203,12 @@ def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
 
     Two tests have one cause if their findings differ only in numbers and before the last colon.
     """
-    refuted = {audit["test"]: audit for audit in reversed(report.get("audits", ())) if audit["passed"] is False}
+    refuted = {audit["test"]: audit for audit in reversed(report["audits"]) if audit["passed"] is False}
     causes: dict[str, list[str]] = {}
     audits: dict[str, list[str]] = {}
     for test in broken:
         audit = refuted.get(test["nodeid"])
-        found = audit["detail"] if audit else str(test.get("reason", "")).partition("\n")[0].removeprefix("Failed: ")
+        found = audit["detail"] if audit else test["reason"].partition("\n")[0].removeprefix("Failed: ")
         found = _COMPARED.sub("", found)
         cause = _NUMBER.sub("#", found.rpartition(": ")[2])
         causes.setdefault(cause, []).append(found)
@@ -233,17 +225,12 @@ def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:
     A test is named by its function, or with its parameters if several of that function failed.
     """
     names = [str(test["nodeid"]).rpartition("::")[2] for test in broken]
-    place = report["settings"].get("report")
+    place = report["settings"]["report"]
     if not names or not place or len(report["tests"]) == 1:  # the only one is the one that ran
         return ""
     function = names[0].partition("[")[0]
     is_unique = sum(name.partition("[")[0] == function for name in names) == 1
     return f"emad replay {shlex.quote(str(place))} {function if is_unique else shlex.quote(names[0])}"
-
-
-def _fails(claim: Mapping[str, Any], known: bool) -> bool:
-    """Whether the claim fails its test; reports of earlier versions lack ``fails``."""
-    return bool(claim.get("fails", claim["gate"] and claim["verdict"] == "falsified" and not known))
 
 
 _SINGULAR = {"hold": "holds", "differ": "differs", "do": "does", "are": "is"}
@@ -273,9 +260,9 @@ def _unknown_texts(report: Report) -> Iterator[str]:
 
 def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Claim]) -> bool:
     """Whether the claim gates. Under ``--emad-gate known`` every claim does; then the register's own gates count."""
-    if report["settings"].get("gate") != "known":
+    if report["settings"]["gate"] != "known":
         return bool(claim["gate"])
-    row, named = register.get(claim["id"]), report["settings"].get("gate_claims", ())
+    row, named = register.get(claim["id"]), report["settings"]["gate_claims"]
     return claim["id"] in named if row is None else row.is_gating(named)
 
 
@@ -287,13 +274,8 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
         title=claim_title(claim, register) or claim["id"],
         measured=format_measurement_and_requirement(claim),
         where=deciding_leg_name(claim),
-        why=_open_reason(claim) if claim["verdict"] == "inconclusive" else "",
+        why=claim["why"] if claim["verdict"] == "inconclusive" else "",
     )
-
-
-def _open_reason(claim: Mapping[str, Any]) -> str:
-    """Reason why a claim is undecided; reports of earlier versions lack ``why``."""
-    return str(claim.get("why", claim["reason"]))
 
 
 # ---------------------------------------------------------------- operating points
@@ -350,7 +332,7 @@ def _group_rest(claims: Sequence[Mapping[str, Any]], register: Mapping[str, Clai
     outcomes: dict[Outcome, dict[str, list[tuple[str, str]]]] = {}
     for claim in claims:
         verdict: Outcome = claim["verdict"]
-        why = _open_reason(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
+        why = claim["why"] if verdict in ("inconclusive", *UNDECIDED) else ""
         name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
         outcomes.setdefault(verdict, {}).setdefault(why, []).append((name, claim_title(claim, register)))
     return dict(outcomes)
@@ -359,10 +341,10 @@ def _group_rest(claims: Sequence[Mapping[str, Any]], register: Mapping[str, Clai
 def _larger_budget(claims: Iterable[Mapping[str, Any]], report: Report) -> str:
     """The option that reads more text, if more text would decide an inconclusive claim."""
     wanting = any(
-        claim["verdict"] == "inconclusive" and claim.get("enough") is not None
+        claim["verdict"] == "inconclusive" and claim["enough"] is not None
         for claim in (*claims, *(claim for claim in report["claims"] if claim["gate"]))
     )
-    larger = {"smoke": "standard", "standard": "full"}.get(report["settings"].get("budget", ""))
+    larger = {"smoke": "standard", "standard": "full"}.get(report["settings"]["budget"])
     return f"More text may decide them: --emad-budget {larger}" if wanting and larger else ""
 
 
@@ -375,42 +357,40 @@ def _record_lines(report: Report) -> Iterator[str]:
         kinds = [entry["outcome"] for entry in updated]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         yield f"goldens updated: {counts}"
-    compared = report.get("known")
-    if report["settings"].get("gate") == "known" and not report["settings"].get("update_golden") and compared:
-        yield from goldens.format_comparison_summary(compared).split("\n")
+    settings = report["settings"]
+    if settings["gate"] == "known" and not settings["update_golden"] and report["known"]:
+        yield from goldens.format_comparison_summary(report["known"]).split("\n")
 
 
 def _run_remarks(report: Report) -> Iterator[str]:
-    decoder = report.get("decoder") or {"providers": (), "foreign": False}
+    decoder = report["decoder"]
     if decoder["foreign"] or len(decoder["providers"]) > 1:  # the header of the run names the reference decoder alone
         yield f"decoder under test: {decoder['name']}"
-        if any(provider.get("foreign") and provider["answered"] for provider in decoder["providers"]):
+        if any(provider["foreign"] and provider["answered"] for provider in decoder["providers"]):
             yield format_tier(report)
     for provider in decoder["providers"]:
         if REQUESTS in provider:
             yield f"{provider['name']}: {format_request_counts(provider)}"
-        elif provider.get(RETRIES):  # a report of an earlier version
-            yield f"{provider['name']} put off {provider[RETRIES]} requests, which were sent again"
     yield from _stream_remarks(report)
-    if decoder.get("foreign") and is_partial_run(report):
+    if decoder["foreign"] and is_partial_run(report):
         yield (
             f"THIS RUN PROVES NOTHING: {report['run']['partial']} selects a part of the suites; a proof runs them "
             "whole, with --emad-tier or --emad-expect-decoder, and passes `emad verify`"
         )
-    if "tests" in report and (declined := excused_declined_test_entries(report)):
+    if declined := excused_declined_test_entries(report):
         features = ", ".join(sorted(excused_features(report)))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
     for model in report["models"]:
         remarks = model.get("remarks")
         yield from (f"{model['name']}: {remark}" for remark in (remarks if isinstance(remarks, list) else ()))
     yield from _profile_remarks(report)
-    undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
+    undecided = [audit for audit in report["audits"] if audit["passed"] is None]
     for check in dict.fromkeys(audit["check"] for audit in undecided):
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
-    yield from describe_deselections(report.get("deselected", ()), report["settings"])
-    for waiver in report.get("waivers", ()):
+    yield from describe_deselections(report["deselected"], report["settings"])
+    for waiver in report["waivers"]:
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 
 
@@ -418,7 +398,7 @@ def _stream_remarks(report: Report) -> Iterator[str]:
     """Times of streamed answers by the number of simultaneous requests, and of whole answers."""
     for table in report["tables"]:
         if table["title"] == STREAM_TIMES:
-            of = f" of {table['model']}" if len(report["settings"].get("models", ())) > 1 else ""
+            of = f" of {table['model']}" if len(report["settings"]["models"]) > 1 else ""
             yield f"times in ms, median (95 % within){of}: {'; '.join(map(format_stream_latency_row, table['rows']))}"
 
 

@@ -39,9 +39,10 @@ from pytest_emad.report.provenance import (
     declined_features,
     offered_features,
 )
-from pytest_emad.report.schema import PROMPT_LENGTHS, Report
+from pytest_emad.report.schema import Report
 
 STATED_CLAIM = "ENG-7"  # decides a decoder's statement of its own rule
+PROMPT_LENGTHS = "prompt_lengths"  # the only list among the counts
 MAXIMA = ("rows_together",)  # counts with a maximum; others are added up
 
 
@@ -209,7 +210,7 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
     if not any(provider["foreign"] for provider in providers):
         declined |= {STREAMING, CONCURRENCY}  # the reference decoder does not stream, and takes one request at a time
     free = {part for name in declined for part in OPTIONAL[name]}
-    models, counts = report["settings"].get("models", ()), live_answer_counts_by_model(report)
+    models, counts = report["settings"]["models"], live_answer_counts_by_model(report)
     for model, id in zip(models, model_names_for_test_ids(models), strict=True):
         live = [entry for entry in report["tests"] if _is_live(entry) and _is_about(entry, id)]
         for test, case in required_tier_test_cases(tier):

@@ -31,7 +31,7 @@ MAX_NAMES = 3  # most tests named in one sentence
 
 
 def find_contradictions(report: Report) -> list[str]:
-    """One sentence for each contradiction in ``report`` (schema 2); empty if it is consistent."""
+    """One sentence for each contradiction in ``report``; empty if it is consistent."""
     tests = {entry["nodeid"]: entry for entry in report["tests"]}
     return [
         *_gate_contradictions(report),
@@ -46,23 +46,23 @@ def find_contradictions(report: Report) -> list[str]:
 
 
 def is_failing_verdict(claim: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a verdict fails its test: as recorded with it, else by gate and options."""
-    gates = claim["gate"] and settings.get("gate", "paper") == "paper"
+    """Whether a verdict fails its test: as recorded with it, or by gate and options."""
+    gates = claim["gate"] and settings["gate"] == "paper"
     failing = claim["verdict"] == "falsified" or (
-        claim["verdict"] == "inconclusive" and settings.get("inconclusive") == "fail"
+        claim["verdict"] == "inconclusive" and settings["inconclusive"] == "fail"
     )
-    return bool(claim.get("fails")) or (gates and failing)
+    return claim["fails"] or (gates and failing)
 
 
 def _gate_contradictions(report: Report) -> Iterator[str]:
     """Contradictions of gates. Under ``paper`` register and options choose the gates; a user's register may differ."""
     settings = report["settings"]
-    if report["run"]["claims_file"] is not None or settings.get("gate", "paper") != "paper":
+    if report["run"]["claims_file"] is not None or settings["gate"] != "paper":
         return
     register = load_register()
     for claim in report["claims"]:
         row = register.get(claim["id"])
-        if row is not None and row.is_gating(settings.get("gate_claims") or ()) and not claim["gate"]:
+        if row is not None and row.is_gating(settings["gate_claims"]) and not claim["gate"]:
             yield f"{claim['id']} of {claim['model']} gates by the register, but is recorded with gate=false"
 
 
@@ -71,10 +71,10 @@ def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterato
         if not is_failing_verdict(claim, report["settings"]):
             continue
         message = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
-        entry = tests.get(claim.get("test", ""))
+        entry = tests.get(claim["test"])
         if entry is None:
             if report["run"]["exit_status"] == 0:
-                yield f"{message}, but exit_status=0 and its test is not on record; run again with this version"
+                yield f"{message}, but exit_status=0 and its test is not on record; run again"
         elif _is_finished(report, entry) and entry["outcome"] not in FAILED:
             test = f"its test {entry['nodeid']} is reported as {entry['outcome']}"
             yield f"{message}, but {test}; {_contradiction_remedy(entry)}"
@@ -93,7 +93,7 @@ def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[
 def _attempt_contradictions(report: Report) -> Iterator[str]:
     """Failed first attempts of shipped tests whose verdicts and audits do not show the failure."""
     refuted = {audit["test"] for audit in report["audits"] if audit["passed"] is False}
-    refuted |= {claim.get("test") for claim in report["claims"] if is_failing_verdict(claim, report["settings"])}
+    refuted |= {claim["test"] for claim in report["claims"] if is_failing_verdict(claim, report["settings"])}
     for entry in report["tests"]:
         attempts = entry.get("attempts") or ()
         if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _is_finished(report, entry):
@@ -113,7 +113,7 @@ def _attempt_contradictions(report: Report) -> Iterator[str]:
 def _repeat_contradictions(report: Report) -> Iterator[str]:
     """Second verdicts of a claim. A verdict that repeats the same fact in another test is no second try."""
     further: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for repeat in report.get("repeats", ()):
+    for repeat in report["repeats"]:
         if repeat["attempt"] > 1 or not repeat["alike"]:
             further.setdefault((repeat["id"], repeat["model"]), []).append(repeat)
     for (claim, model), repeats in further.items():
@@ -129,7 +129,7 @@ def _unexplained_failures(report: Report) -> Iterator[str]:
     """Tests reported as failed without a recorded reason."""
     settings = report["settings"]
     bad = {audit["test"] for audit in report["audits"] if audit["passed"] is not True}
-    bad |= {claim["test"] for claim in report["claims"] if "test" in claim and is_failing_verdict(claim, settings)}
+    bad |= {claim["test"] for claim in report["claims"] if is_failing_verdict(claim, settings)}
     for entry in report["tests"]:
         if entry["shipped"] is None or entry["outcome"] not in FAILED or entry["nodeid"] in bad:
             continue
@@ -142,7 +142,7 @@ def _unexplained_failures(report: Report) -> Iterator[str]:
 
 def _exit_status_contradictions(report: Report) -> Iterator[str]:
     status = report["run"]["exit_status"]
-    mine = {audit["test"] for audit in report["audits"]} | {claim.get("test") for claim in report["claims"]}
+    mine = {audit["test"] for audit in report["audits"]} | {claim["test"] for claim in report["claims"]}
     failed = [
         entry["nodeid"]
         for entry in report["tests"]
@@ -154,8 +154,8 @@ def _exit_status_contradictions(report: Report) -> Iterator[str]:
 
 
 def _tests_without_evidence(report: Report) -> Iterator[str]:
-    recorded = {each["test"] for each in (*report["audits"], *report.get("repeats", ()))}
-    recorded |= {claim.get("test") for claim in report["claims"]}
+    recorded = {each["test"] for each in (*report["audits"], *report["repeats"])}
+    recorded |= {claim["test"] for claim in report["claims"]}
     empty: dict[str, list[str]] = {}
     for entry in report["tests"]:
         if entry["shipped"] is None or entry["outcome"] not in PASSED or entry["nodeid"] in recorded:
@@ -194,7 +194,7 @@ def find_proof_shortfalls(
     """One sentence for each reason why ``report`` is no proof; empty if it is proof.
 
     Args:
-        report: of schema 2.
+        report: as ``schema.read_report`` gives it.
         selection: suites that must have run, besides the run's own selection.
         shipped: names of the tests that this version ships.
         decoder: the decoder that must have been judged; None for any.
@@ -214,7 +214,7 @@ def find_proof_shortfalls(
     if decoder is not None and (judged := wrong_decoder_message(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"
     waivers = [waiver["of"] for waiver in report["waivers"]]
-    if (tier := tier or report["settings"].get("tier")) is not None:
+    if (tier := tier or report["settings"]["tier"]) is not None:
         yield from (sentence for sentence in find_tier_shortfalls(report, tier) if sentence not in run["failures"])
     required = list(dict.fromkeys([*run["asked"], *selection]))
     # the strict rules include the reference decoder: a run may omit tests, a proof may not

@@ -11,11 +11,9 @@ JUnit keeps short flat properties of plugin tests in place of their records: ``e
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +23,7 @@ import pytest
 from _pytest.junitxml import xml_key  # pytest has no hook for class names
 
 from emad_ref.errors import escape_unsafe
-from emad_ref.files import BadFile, append_text, read_bytes, write_atomically
+from emad_ref.files import BadFile, append_text, read_bytes
 from pytest_emad.report.deselection import PREFIX, describe_deselections
 from pytest_emad.report.provenance import (
     ANSWERED,
@@ -35,7 +33,16 @@ from pytest_emad.report.provenance import (
     format_judged_decoder_names,
     merge_provider_counts,
 )
-from pytest_emad.report.schema import REPORT_FILE, SCHEMA, TEST_OUTCOMES, Outcome, State
+from pytest_emad.report.schema import (
+    REPORT_FILE,
+    TEST_OUTCOMES,
+    BadReport,
+    Outcome,
+    Report,
+    State,
+    read_report,
+    write_report,
+)
 from pytest_emad.report.tiers import build_tier_entry
 from pytest_emad.run import collection_log, decoder_providers, environment, replayed
 from pytest_emad.run.collection_log import FEATURES, KIND, SHIPPED, STOP
@@ -254,7 +261,6 @@ class RunRecord:
         ]
         threads = self._provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
         made: dict[str, Any] = {
-            "schema": SCHEMA,
             "state": self.state,
             "run": {
                 "started": self._began.isoformat(timespec="seconds"),
@@ -328,11 +334,6 @@ def _test_entry(nodeid: str, shipped: str | None) -> dict[str, Any]:
     }
 
 
-def write_report(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write ``report.json`` only. Raises OSError."""
-    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-
-
 def _phase_outcome(report: pytest.TestReport | pytest.CollectReport) -> tuple[Outcome, str]:
     """The outcome of one phase, and the reason if it did not pass."""
     expected = getattr(report, "wasxfail", None)
@@ -373,7 +374,7 @@ class ReportPlugin:
         self._pages: WrittenPages | None = None  # the readable pages, once written
         self._started = self._stopped = self._stays = False
         self._without_tests = next((name for name in NO_TEST_OPTIONS if config.getoption(name, False)), None)
-        self._kept: str | None = None  # the finished report that this run overwrote
+        self._kept: Report | None = None  # the finished report that this run overwrote
         self._last: dict[str, Any] | None = None  # the report at the end of the run
 
     # ------------------------------------------------------------ during the run
@@ -506,7 +507,7 @@ class ReportPlugin:
             return
         try:
             if self.run.state == "usage error" and self._kept is not None and not self.run.tests:
-                write_atomically(folder / REPORT_FILE, self._kept)
+                write_report(folder, self._kept)
                 self._stays = True
             elif not self._started and _finished_report(folder) is not None:
                 self._stays = True
@@ -611,20 +612,13 @@ def _display_path(path: Path, config: pytest.Config) -> Path:
     return path.relative_to(start) if path.is_relative_to(start) else path
 
 
-def _finished_report(folder: Path) -> str | None:
-    """The text of the report in ``folder`` if its run is complete, else None. Raises OSError.
-
-    Schema 1 has no state: only complete runs wrote it.
-    """
-    path = folder / REPORT_FILE
-    if not path.is_file():
+def _finished_report(folder: Path) -> Report | None:
+    """The report in ``folder`` if its run is complete, else None."""
+    try:
+        report = read_report(folder)
+    except BadReport:
         return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    with suppress(ValueError):
-        report = json.loads(text)
-        if isinstance(report, dict) and report.get("state", "complete") == "complete":
-            return text
-    return None
+    return report if report["state"] == "complete" else None
 
 
 def replace_records_with_junit_properties(report: pytest.TestReport) -> None:

@@ -78,9 +78,8 @@ def format_claims(claims: Sequence[Mapping[str, Any]], width: int) -> str:
     for claim in claims:
         if claim["verdict"] not in UNDECIDED:
             found = format_quantity(claim["estimate"], claim["unit"], claim["interval"])
-            title = f"{claim['title']}: " if claim.get("title") else ""
             pair = f" ({claim['model']})" if " + " in claim["model"] else ""
-            text = escape_unsafe(f"  {claim['id']:8}  {title}{claim['verdict']}, {found}{pair}")
+            text = escape_unsafe(f"  {claim['id']:8}  {claim['title']}: {claim['verdict']}, {found}{pair}")
             lines += textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 12, break_on_hyphens=False)
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ from pytest_emad.report.deselection import list_shipped_tests
 from pytest_emad.report.schema import read_report
 from pytest_emad.run.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
-from tests.unit.report.sample_report import passed, report_2, verdict, written
+from tests.unit.report.sample_report import foreign_report, passed, verdict, written
 from tests.unit.report.test_verification import audit
 
 GITHUB, PLUGIN = EXAMPLES / "github", EXAMPLES / "plugin"
@@ -173,8 +173,8 @@ def whole(outcome: str = "survived", **changes: Any) -> dict[str, Any]:
     tests = [passed(name) for name in list_shipped_tests() if name.startswith(asked)]
     audits = [audit(test["nodeid"]) for test in tests]
     empty: Mapping[str, Any] = {"points": [], "waivers": [], "deselected": [], "audits": audits}
-    run = report_2()["run"] | {"asked": [*asked]}
-    return report_2(tests=tests, claims=[verdict(outcome)], run=run) | empty | changes
+    run = foreign_report()["run"] | {"asked": [*asked]}
+    return foreign_report(tests=tests, claims=[verdict(outcome)], run=run, settings={"models": []}) | empty | changes
 
 
 def test_verify_and_compare_pass_a_whole_report_that_is_no_worse(runner: Runner) -> None:
@@ -222,7 +222,7 @@ def test_compare_is_status_2_without_a_base(runner: Runner) -> None:
     written(runner.home / "report", whole())
     done = runner.run("Compare")
     assert done.returncode == 2
-    assert "base/report.json cannot be read" in done.stderr
+    assert "base/report.json' cannot be read" in done.stderr
 
 
 @pytest.mark.slow

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from pytest_emad import cli
+from pytest_emad.report.schema import read_report
 from pytest_emad.run import environment
 from tests.plugin.conftest import Run, report_of, unwrapped
+from tests.unit.report.sample_report import report, written
 
 OK, FAILED, NONE_RUN = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED
 REPORT = ("--emad-report", "out")
@@ -284,8 +285,7 @@ def test_verify_is_red_whatever_exit_status_pytest_returns(
     (suites / "test_a.py").write_text(
         'from verdicts import verdict\ndef test(emad_record): emad_record.record_claim(verdict("falsified"))\n'
     )
-    (project.path / "out").mkdir()
-    (project.path / "out" / "report.json").write_text(json.dumps({"schema": 1}))
+    written(project.path / "out", report())
     project.makeconftest(f"import pytest\n{conftest}")
     run("suites", *REPORT)
     begun = (project.path / "out" / "run.begun").is_file()
@@ -304,10 +304,8 @@ def test_a_run_without_tests_decides_nothing_and_replaces_no_report(
     suites: Path, project: pytest.Pytester, run: Run, option: str, status: pytest.ExitCode
 ) -> None:
     (suites / "test_a.py").write_text("def test(emad_record): assert False")
-    file = project.path / "out" / "report.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps({"schema": 1}))
+    written(project.path / "out", report())
     result = run("suites", option, *REPORT)
     assert result.ret == status
-    assert json.loads(file.read_text()) == {"schema": 1}
+    assert read_report(project.path / "out") == report()
     assert f"emad: {option} runs no test: nothing was decided, and no report is written" in unwrapped(result).str()

@@ -99,7 +99,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     result = run("--emad-report", "out/deep", "--emad-model", "emad-tiny", "--emad-model", "other", "--emad-seed", 5)
     result.stdout.fnmatch_lines(["emad: report written to *report.json"])
     report = report_of(project.path / "out" / "deep")
-    assert report["schema"] == 2
+    assert (report["format"], report["schema"], len(report["sha256"])) == ("report", 3, 64)
     assert report["models"] == [{"name": "emad-tiny", "fingerprint": "abc", "layers": 12}, {"name": "other"}]
     assert [(claim["id"], claim["verdict"], claim["gate"]) for claim in report["claims"]] == [
         ("EMAD-F1", "falsified", True),
@@ -296,10 +296,10 @@ def test_a_verdict_is_kept_when_its_test_fails_later(project: pytest.Pytester, r
 def test_a_report_that_cannot_be_written_fails_the_run(
     project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: object, text: str) -> None:
+    def full(path: object, text: str, argument: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pytest_emad.run.run_report.write_atomically", full)
+    monkeypatch.setattr("emad_ref.file_formats.write_atomically", full)
     project.makepyfile("def test(): pass")
     result = run("--emad-report", "out")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

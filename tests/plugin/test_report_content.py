@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +14,10 @@ from pytest_emad import cli
 from pytest_emad.report.schema import read_report
 from pytest_emad.run import environment
 from tests.plugin.conftest import RECORDED, Run, report_of
+from tests.unit.report import sample_report
 
 USAGE, INTERRUPTED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED
-EARLIER = {"schema": 1, "earlier": True}
+EARLIER = sample_report.report(earlier=True)
 
 
 @pytest.fixture
@@ -31,11 +31,8 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def earlier(project: pytest.Pytester, report: dict[str, Any] = EARLIER) -> Path:
-    """Put a report of an earlier run where the next one writes."""
-    file = project.path / "out" / "report.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(report))
-    return file
+    """Put a report of an earlier run where the next one writes; returns its folder."""
+    return sample_report.written(project.path / "out", report)
 
 
 def test_a_report_holds_the_run_and_every_test(project: pytest.Pytester, run: Run) -> None:
@@ -231,16 +228,16 @@ def test_a(model): pass
 @pytest.mark.parametrize("text", [UNLOADABLE, "import pytest\n@pytest.mark.emad(budget='huge')\ndef test(): pass"])
 def test_a_run_that_could_not_start_leaves_a_finished_report(project: pytest.Pytester, run: Run, text: str) -> None:
     project.makepyfile(text)
-    file = earlier(project)
+    folder = earlier(project)
     result = run("--emad-report", "out")
     assert result.ret == USAGE
-    assert json.loads(file.read_text()) == EARLIER
+    assert read_report(folder) == EARLIER
     result.stdout.fnmatch_lines(["emad: the finished report in *out stays: this run did not start"])
 
 
 def test_a_run_that_could_not_start_says_so_where_nothing_was_finished(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(UNLOADABLE)
-    earlier(project, {"schema": 2, "state": "running"})
+    earlier(project, sample_report.report(state="running"))
     assert run("--emad-report", "out").ret == USAGE
     report = read_report(project.path / "out")
     assert (report["state"], report["run"]["exit_status"]) == ("usage error", USAGE)
@@ -248,9 +245,9 @@ def test_a_run_that_could_not_start_says_so_where_nothing_was_finished(project: 
 
 def test_a_broken_import_leaves_a_finished_report(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("import no_such_module")
-    file = earlier(project)
+    folder = earlier(project)
     assert run("--emad-report", "out").ret == INTERRUPTED
-    assert json.loads(file.read_text()) == EARLIER
+    assert read_report(folder) == EARLIER
 
 
 def test_a_run_that_started_replaces_a_finished_report(project: pytest.Pytester, run: Run) -> None:

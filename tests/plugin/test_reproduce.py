@@ -15,7 +15,7 @@ import pytest
 from emad_ref.workers import child_process
 from pytest_emad import reproduce
 from pytest_emad.report.schema import REPORT_FILE, STARTED_FILE, read_report
-from tests.unit.report.sample_report import report_2, written
+from tests.unit.report.sample_report import foreign_report, written
 
 SUITE = """
 import pytest
@@ -87,7 +87,7 @@ UNIT = reproduce.JudgedModel("m", False, ("suites",), Path("m"), Path("start"), 
 
 def reported(folder: Path, **changed: Any) -> None:
     """Write the finished report of ``UNIT``, with other values of some keys of ``run``, or of the whole."""
-    report = report_2()
+    report = foreign_report()
     run = report["run"] | {"command": ["pytest", *UNIT.words], "exit_status": 1}
     origin = {"versions": {reproduce.DISTRIBUTION: UNIT.origin[0]}, "commit": UNIT.origin[1]}
     whole = report | {"state": "complete", "run": run, "provenance": report["provenance"] | origin}

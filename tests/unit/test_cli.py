@@ -603,7 +603,9 @@ def test_report_shows_what_changed_since_another(tmp_path, capsys):
 
 
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
-    good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m", schema=7))
+    good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m"))
+    stored = (bad / "report.json").read_text(encoding="utf-8")
+    (bad / "report.json").write_text(stored.replace('"schema": 3', '"schema": 2'), encoding="utf-8")
     other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
     mine.mkdir()
@@ -611,14 +613,14 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     loop.symlink_to("loop")
     (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
-        ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
-        ([bad], "schema=7, but this version reads 1 and 2"),
-        ([good, bad, "--out", tmp_path / "out"], "schema=7"),
+        ([tmp_path / "none"], "report.json' cannot be read (No such file or directory)"),
+        ([bad], "has schema=2, but this version reads 3 alone"),
+        ([good, bad, "--out", tmp_path / "out"], "has schema=2"),
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
         ([good, "--out", blocked], "out="),
         ([good, "--out", loop], "out="),
-        ([loop], "report.json cannot be read"),
+        ([loop], "report.json' cannot be read"),
         ([good, "--out", mine], "index.html', but expected a new file, or one of a report to replace"),
         ([good, other, "--out", other], "expected another folder than that of a report, whose own pages would be lost"),
         ([good, "--against", other, "--out", other], "expected another folder than that of a report"),

@@ -12,6 +12,7 @@ import pytest
 import pytest_emad
 from emad_ref.errors import BadArgument
 from pytest_emad.statistics.verdicts import Leg, Verdict
+from tests.unit.report.sample_report import passed, report
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 pytest.importorskip("pandas", reason="the extra `report` is not installed")
@@ -55,15 +56,13 @@ def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_says(without_win
 def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
     point = {"model": "m", "name": "emad m=0.00", "net_reduction": 0.4, "interval": [0.1, 0.2]}
     table = {"model": "m", "title": "t", "rows": [{"layer": 1, "x": 0.5}, {"layer": 2, "x": None}]}
-    settings = {"models": ["m"], "gate": "paper"}
-    report = {"schema": 2, "state": "complete", "settings": settings, "claims": [VERDICT.to_json()], "points": [point]}
-    parts = {part: [] for part in ("models", "goldens", "tests", "audits", "notes")}
-    results = pytest_emad.RunResults(report | parts | {"tables": [table], "run": {"exit_status": 1, "failures": []}})
+    claim = VERDICT.to_json() | {"title": "As fast", "fails": True, "test": ""}
+    results = pytest_emad.RunResults(report(claims=[claim], points=[point], tables=[table]))
     assert results.claims.loc[0, ["id", "low", "high"]].tolist() == ["EMAD-F2", 0.8, 1.0]
     assert results.legs.loc[0, ["claim", "name", "estimate"]].tolist() == ["EMAD-F2", "batch 4", 0.9]
     assert results.points.loc[0, ["net_reduction", "low"]].tolist() == [0.4, 0.1]
     assert results.tables["m: t"].shape == (2, 2)
-    broken = {"nodeid": "a.py::test_b", "outcome": "failed", "reason": "OSError: no"}
+    broken = passed("a.py::test_b", outcome="failed", reason="OSError: no")
     told = pytest_emad.RunResults(results.report | {"tests": [broken]})._repr_html_()
     assert "<tr><th>failed tests, cause 1</th><td>1 test: OSError: no</td></tr>" in told
     assert repr(results) == "RunResults(m: FAILED: 1 of 1 gate does not hold; 1 claim, 1 table)"

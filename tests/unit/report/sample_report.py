@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pytest_emad.report.schema import REPORT_FILE
-from pytest_emad.statistics.verdicts import Leg, Verdict
+from pytest_emad.report.schema import write_report
+from pytest_emad.statistics.verdicts import Leg, Verdict, load_register
 
 PARETO = [
     {"family": "EMAD", "net reduction %": 0.3, "rise %": 0.004},
@@ -93,17 +93,58 @@ def verdict(outcome: str = "falsified", claim: str = "EMAD-F1", model: str = "m"
     numbers = {"estimate": 0.03125, "interval": (0.0211, 0.0419), "n": 1234, "threshold": 0.01} | changes
     reason = numbers.pop("reason", "1 of 2 legs falsified")
     legs = numbers.pop("legs", LEGS)
-    return Verdict(
-        claim, model, outcome, unit="relative rise", gate=claim == "EMAD-F1", reason=reason, legs=legs, **numbers
-    ).to_json()
+    gate = claim == "EMAD-F1"
+    made = Verdict(claim, model, outcome, unit="relative rise", gate=gate, reason=reason, legs=legs, **numbers)
+    row = load_register().get(claim)
+    return made.to_json() | {
+        "title": row.display_title if row else "",
+        "fails": gate and outcome == "falsified",
+        "test": "",
+    }
+
+
+SETTINGS = {
+    "models": ["m"],
+    "budget": "smoke",
+    "seed": 0,
+    "tasks": ["recall", "count"],
+    "margin": None,
+    "only": [],
+    "gate": "paper",
+    "gate_claims": [],
+    "inconclusive": "warn",
+    "require": [],
+    "update_golden": False,
+    "tier": None,
+    "expect_decoder": None,
+    "report": None,
+}
+RUN = {
+    "started": "2026-01-02T03:04:05+00:00",
+    "duration_s": 61.5,
+    "command": ["pytest", "suites"],
+    "addopts": "",
+    "exit_status": 0,
+    "failures": [],
+    "asked": ["suites"],
+    "partial": "",
+    "replay": {"folder": "/work", "arguments": ["suites"], "left_out": [], "environment": {}},
+    "claims_file": None,
+    "project": {"root": "/work", "commit": None},
+}
+OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 3, "declined": 0, "none": 0}
 
 
 def report(model: str = "m", **changes: Any) -> dict[str, Any]:
-    """Return ``report.json`` as data; ``changes`` replace whole parts."""
+    """Return the content of ``report.json``: a run of no test. ``changes`` replace parts, and single settings."""
+    settings = SETTINGS | {"models": [model]} | changes.pop("settings", {})
     return {
-        "schema": 1,
+        "state": "complete",
+        "run": deepcopy(RUN),
+        "decoder": {"name": OURS["name"], "foreign": False, "providers": [dict(OURS)], "overlooked": []},
+        **{part: [] for part in ("tests", "audits", "repeats", "deselected", "waivers", "known")},
         "models": [{"name": model, "fingerprint": "f00d", "layers": 12}],
-        "settings": {"budget": "smoke", "seed": 0, "tasks": ["recall", "count"], "margin": None},
+        "settings": settings,
         "points": [
             {
                 "model": model,
@@ -131,50 +172,39 @@ def report(model: str = "m", **changes: Any) -> dict[str, Any]:
         ],
         "goldens": [{"id": "tokens/m", "outcome": "read"}],
         "notes": ["the baseline sleeps"],
-        "provenance": {"versions": {"torch": "2.11", "numpy": "2.1"}, "commit": None, "seed": 0, "device": "cpu"},
+        "provenance": {
+            "versions": {"pytest-emad": "0.2", "torch": "2.11", "numpy": "2.1"},
+            "commit": None,
+            "seed": 0,
+            "device": "cpu",
+        },
     } | changes
 
 
-def written(folder: Path, data: Any) -> Path:
+def written(folder: Path, data: dict[str, Any]) -> Path:
     """Return ``folder`` with ``data`` as its report.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / REPORT_FILE).write_text(json.dumps(data), encoding="utf-8")
+    write_report(folder, data)
     return folder
 
 
-def report_2(model: str = "m", **changes: Any) -> dict[str, Any]:
-    """Return the same under schema 2: a run of two files with a foreign decoder, without gaps."""
-    run = {
-        "started": "2026-01-02T03:04:05+00:00",
-        "duration_s": 61.5,
-        "command": ["pytest", "suites"],
-        "addopts": "",
-        "exit_status": 0,
-        "failures": [],
-        "asked": ["suites"],
-        "claims_file": None,
-        "project": {"root": "/work", "commit": None},
-    }
+def foreign_report(model: str = "m", **changes: Any) -> dict[str, Any]:
+    """Return ``report`` of a foreign decoder, with an entry of every kind and without gaps."""
     provider = {"name": "hook of plugin mylib (mylib)", "plugin": "mylib", "foreign": True}
-    return (
-        report(model)
-        | {
-            "schema": 2,
-            "state": "complete",
-            "run": run,
-            "decoder": {
-                "name": provider["name"],
-                "foreign": True,
-                "providers": [provider | {"answered": 3, "declined": 0, "none": 0}],
-                "overlooked": [],
-            },
-            "tests": [passed("suites/invariants/test_depth.py::test_rows")],
-            "audits": [{"test": "t", "check": "rows", "passed": None, "detail": "no power", "n": 3, "ties": 0}],
-            "deselected": [{"nodeid": "suites/a.py::test_b", "shipped": None, "why": "deselected"}],
-            "waivers": [{"of": "EMAD-F2", "reason": "no sessions yet", "needed": True}],
-        }
-        | changes
-    )
+    decoder = {
+        "name": provider["name"],
+        "foreign": True,
+        "providers": [provider | {"answered": 3, "declined": 0, "none": 0}],
+        "overlooked": [],
+    }
+    entries = {
+        "decoder": decoder,
+        "tests": [passed("suites/invariants/test_depth.py::test_rows")],
+        "audits": [{"test": "t", "check": "rows", "passed": None, "detail": "no power", "n": 3, "ties": 0}],
+        "deselected": [{"nodeid": "suites/a.py::test_b", "shipped": None, "claim": None, "why": "deselected"}],
+        "waivers": [{"of": "EMAD-F2", "reason": "no sessions yet", "needed": True}],
+    }
+    return report(model, **entries | changes)
 
 
 def passed(name: str, **changes: Any) -> dict[str, Any]:

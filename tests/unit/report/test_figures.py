@@ -36,6 +36,7 @@ PROFILE = [
         "echo %": 0.1 * layer,
         "agrees with last %": 0.2 * layer,
         "AUROC of low entropy for that": None if layer == 5 else 0.6,
+        "shown rise, nats": None,
     }
     for layer in range(1, 6)
 ]
@@ -201,7 +202,7 @@ def test_the_entropy_profile_marks_the_targets_and_leaves_gaps():
 
 
 def test_the_entropy_profile_marks_steps_that_are_shown_to_rise():
-    rising = [row | {"shown rise, nats": 0.2 if row["layer"] in (3, 5) else None} for row in PROFILE]
+    rising = [row | {"shown rise, nats": 0.2} if row["layer"] in (3, 5) else row for row in PROFILE]
     with open_figure("entropy profile", rising, "t") as canvas:
         marked = [line.get_xdata().tolist() for line in canvas.axes[0].lines if line.get_color() == "crimson"]
         assert marked == [[2, 3], [4, 5]]

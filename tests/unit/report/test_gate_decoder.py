@@ -13,7 +13,7 @@ from pytest_emad.report.provenance import declined_features, format_request_coun
 from pytest_emad.report.summary import build_run_summary
 from pytest_emad.report.tiers import OPTIONAL, required_tier_test_cases
 from pytest_emad.run.decoder_providers import features_required_by_request
-from tests.unit.report.sample_report import passed, report_2
+from tests.unit.report.sample_report import foreign_report, passed
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
@@ -34,7 +34,9 @@ def judged(tests, features, gate="decoder"):
     provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 9, "declined": 3, "none": 0}
     decoder = {"name": "mine", "foreign": True, "providers": [provider | {"features": features}], "overlooked": []}
     settings = {"models": [], "gate": gate}
-    return report_2(tests=tests, decoder=decoder, settings=settings, audits=[], waivers=[], deselected=[], claims=[])
+    return foreign_report(
+        tests=tests, decoder=decoder, settings=settings, audits=[], waivers=[], deselected=[], claims=[]
+    )
 
 
 def gaps(tests, features, gate="decoder"):

@@ -26,7 +26,17 @@ from pytest_emad.report.page import (
 )
 from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.unit.report.html_page import Page
-from tests.unit.report.sample_report import LEGS, MARGINS, MOVING, PARETO, SAVING, TOKENS, report, report_2, verdict
+from tests.unit.report.sample_report import (
+    LEGS,
+    MARGINS,
+    MOVING,
+    PARETO,
+    SAVING,
+    TOKENS,
+    foreign_report,
+    report,
+    verdict,
+)
 
 pytest.importorskip("jinja2", reason="the extra `report` is not installed")
 
@@ -157,8 +167,8 @@ def test_settings_and_provenance_are_shown():
     facts = {
         row["name"].text: row["value"] for label in ("Models", "Settings", "Provenance") for row in found.named(label)
     }
-    assert facts["versions"].text == "torch 2.11\nnumpy 2.1"
-    assert facts["versions"].values == [{"torch": "2.11", "numpy": "2.1"}]
+    assert facts["versions"].text == "pytest-emad 0.2\ntorch 2.11\nnumpy 2.1"
+    assert facts["versions"].values == [{"pytest-emad": "0.2", "torch": "2.11", "numpy": "2.1"}]
     assert facts["tasks"].text == "recall, count"
     assert facts["commit"].text == facts["margin"].text == "–"
     assert facts["m: fingerprint"].text == "f00d"
@@ -258,8 +268,8 @@ def test_several_runs_are_laid_side_by_side_and_apart():
 
 
 def test_an_empty_report_is_a_page_all_the_same():
-    bare = {"schema": 1, "settings": {}, "provenance": {}}
-    bare |= {part: [] for part in ("models", "points", "claims", "tables", "goldens", "notes")}
+    parts = ("models", "points", "claims", "tables", "goldens", "notes")
+    bare = report(settings={"models": []}, **{part: [] for part in parts})
     found = shown(bare)
     assert "Verdicts on no model" in found.text
     assert [row["survived"].text for row in found.named("how many of each outcome")] == ["0"]
@@ -402,7 +412,7 @@ def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
 
 
 def test_the_opening_counts_the_rest_and_names_failures_waivers_and_whose_decoder_it_was():
-    data = report_2()
+    data = foreign_report()
     data["run"] |= {"failures": ["EMAD-F2: no verdict was given"], "exit_status": 1}
     text = parsed_page(data).text
     for said in (
@@ -551,7 +561,6 @@ def test_a_text_that_would_be_markup_stays_text_everywhere_it_moves():
     assert tokens(found)[1]["data-text"] == MARKUP
 
 
-def test_reports_of_the_first_schema_are_pages_too():
-    assert "Gates" in parsed_page(report()).text
-    assert "Decoder under test" not in parsed_page(report()).text
-    assert "Decoder under test" in parsed_page(report_2()).text
+def test_the_decoder_under_test_is_named():
+    for data, name in ((report(), "the reference decoder of this package"), (foreign_report(), "hook of plugin mylib")):
+        assert f"Decoder under test: {name}" in parsed_page(data).text

@@ -11,8 +11,9 @@ from pytest_emad.report.summary import (
     format_id_ranges,
     format_summary_lines_with_tones,
 )
-from pytest_emad.run.run_report import write_report
 from pytest_emad.statistics.verdicts import Leg, Verdict, load_register
+from tests.unit.report.sample_report import RUN, passed, written
+from tests.unit.report.sample_report import report as complete_report
 
 REGISTER = load_register()
 OPEN = "1 of 3 legs inconclusive; first: recall (about 887 items would decide it if the estimate stands)"
@@ -23,18 +24,24 @@ def claim(id, verdict="survived", reason="all 2 legs survived; nearest: x", mode
     undecided = verdict in ("not applicable", "unmeasured")
     numbers = (None, None, 0, None) if undecided else (0.535, (0.486, 0.583), 400, 0.01)
     legs = () if undecided else (Leg("batch 4", verdict, *numbers, "accuracy drop", good="lower"),)
-    row = Verdict(id, model, verdict, *numbers, "accuracy drop", REGISTER[id].gate, reason, legs, "lower")
-    return row.to_json() | {"why": reason if why is None else why} | changes
+    gate = REGISTER[id].gate
+    row = Verdict(id, model, verdict, *numbers, "accuracy drop", gate, reason, legs, "lower")
+    facts = {"title": REGISTER[id].display_title, "fails": gate and verdict == "falsified", "test": ""}
+    return row.to_json() | {"why": reason if why is None else why} | facts | changes
 
 
-def report(claims, **changes):
-    empty = {key: [] for key in ("points", "tables", "goldens", "notes", "models", "tests", "audits", "deselected")}
+def failed(nodeid, outcome="failed", reason=""):
+    return passed(nodeid, nodeid=nodeid, outcome=outcome, reason=reason)
+
+
+def report(claims, *, failures=(), exit_status=0, **changes):
+    empty = {key: [] for key in ("points", "tables", "goldens", "notes", "models")}
     models = list(dict.fromkeys(entry["model"] for entry in claims))
-    run = {"failures": changes.pop("failures", [])}
-    decoder = {"name": "mine", "foreign": True, "providers": [{"answered": 3, "declined": 0}], "overlooked": []}
-    settings = {"models": models, "gate": "paper", "budget": "smoke"} | changes.pop("settings", {})
-    parts = {"schema": 2, "run": run, "decoder": decoder, "waivers": [], "settings": settings, "claims": claims}
-    return empty | parts | changes
+    provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 0, "declined": 3, "none": 0}
+    decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
+    parts = {"run": RUN | {"failures": list(failures), "exit_status": exit_status}, "decoder": decoder}
+    settings = {"models": models} | changes.pop("settings", {})
+    return complete_report(**empty | parts | {"claims": claims, "settings": settings} | changes)
 
 
 def text(found, width=80, most=40):
@@ -73,24 +80,21 @@ KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": Fa
         ({"state": "interrupted"}, "NOT FINISHED: the run was interrupted; what follows is what it reached"),
         ({"state": "usage error"}, "NOT FINISHED: the run ended with a usage error; what follows is what it reached"),
         ({"failures": ["speed is required"]}, "FAILED: 1 condition on the run is not met"),
-        ({"tests": [{"nodeid": "t", "outcome": "error"}]}, "FAILED: 1 test failed"),
+        ({"tests": [failed("t", "error")]}, "FAILED: 1 test failed"),
         (
-            {"state": "interrupted", "tests": [{"nodeid": "t", "outcome": "failed"}]},
+            {"state": "interrupted", "tests": [failed("t")]},
             "FAILED: 1 test failed; the run was interrupted; what follows is what it reached",
         ),
         (
             {"state": "interrupted", "failures": ["speed is required"]},
             "NOT FINISHED: the run was interrupted; what follows is what it reached",
         ),
-        ({"exit": 2}, "FAILED: pytest ended with status 2"),
-        ({"exit": 5}, "FAILED: no test was selected"),
+        ({"exit_status": 2}, "FAILED: pytest ended with status 2"),
+        ({"exit_status": 5}, "FAILED: no test was selected"),
     ],
 )
 def test_the_first_line_says_passed_or_failed_and_why(changes, headline):
-    exit_status = changes.pop("exit", 0)
-    found = report([claim("EMAD-E2")], **changes)
-    found["run"]["exit_status"] = exit_status
-    assert text(found)[0] == headline
+    assert text(report([claim("EMAD-E2")], **changes))[0] == headline
 
 
 COMPARED = "(4 positions compared, 0 ties)"
@@ -98,7 +102,7 @@ COMPARED = "(4 positions compared, 0 ties)"
 
 def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_that_repeats_one():
     tests = [
-        {"nodeid": f"a.py::test_{name}", "outcome": "failed", "reason": reason}
+        failed(f"a.py::test_{name}", reason=reason)
         for name, reason in (("b[m]", "Failed: audit"), ("c[1]", ""), ("c[2]", ""), ("d", "OSError: 1 of 2\nand more"))
     ]
     details = {
@@ -144,7 +148,7 @@ def test_reasons_are_left_out_before_titles_are():
 def test_a_verdict_that_differs_from_the_record_fails_the_run_whatever_it_is():
     known = [KNOWN, {**KNOWN, "claim": "EMAD-E2", "changed": True}]
     claims = [claim("EMAD-E1"), claim("EMAD-E2", fails=True, test="t")]
-    found = report(claims, known=known, settings={"gate": "known"}, tests=[{"nodeid": "t", "outcome": "failed"}])
+    found = report(claims, known=known, settings={"gate": "known"}, tests=[failed("t")])
     assert text(found)[0] == "FAILED: 1 of 2 verdicts differs from the record"
 
 
@@ -216,7 +220,7 @@ def profile_table(entropies, rises=()):
             "agrees with last %": layer / len(entropies),
             "AUROC of low entropy for that": 0.5,
         }
-        | ({"shown rise, nats": dict(rises).get(layer)} if rises != "older" else {})
+        | {"shown rise, nats": dict(rises).get(layer)}
         for layer, entropy in enumerate(entropies, start=1)
     ]
     return {"title": "readouts", "model": "m", "rows": rows, "figure": "entropy profile"}
@@ -233,8 +237,6 @@ def test_a_profile_that_rises_is_named_with_its_largest_step_and_its_lowest_laye
     ("table", "begins"),
     [
         (profile_table([2.0, 1.0, 0.5]), None),
-        (profile_table([2.0, 1.0, 0.5], "older"), None),
-        (profile_table([2.0, 0.5, 1.0], "older"), "emad: m: entropy is lowest after layer 2 of 3"),
         (profile_table([2.0, 0.5, 1.0]), "emad: m: entropy is lowest after layer 2 of 3"),
         (profile_table([2.0, 2.1, 1.0], [(2, 0.1)]), "emad: m: entropy rises with depth (EMAD-E1)"),
     ],
@@ -314,13 +316,6 @@ def test_a_point_put_forward_shows_cost_and_quality_and_others_stay_in_their_tab
     assert "full depth" not in shown
 
 
-def test_an_open_row_of_an_earlier_version_tells_its_whole_reason():
-    found = claim("EMAD-E10", "inconclusive", OPEN)
-    del found["why"], found["enough"]
-    shown = text(report([found]), 200)
-    assert f"  inconclusive: A margin chosen on one text holds on another (EMAD-E10): {OPEN}" in shown
-
-
 def test_ids_that_follow_one_another_are_a_range():
     assert format_id_ranges(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
 
@@ -338,14 +333,8 @@ def test_the_job_summary_is_a_table_of_gates_and_a_list():
 
 def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):
     legs = [Leg("x", "falsified", 0.5, None, 3, 0.1, "accuracy drop", good="lower").to_json()]
-    run = {"started": "", "duration_s": 1.0, "command": [], "addopts": "", "exit_status": 1, "failures": ["so it is"]}
-    run |= {"asked": [], "claims_file": None, "project": {}}
-    provider = {"name": "n", "plugin": "p", "foreign": True, "answered": 1, "declined": 0, "none": 0}
-    decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
-    found = report(
-        [claim("EMAD-F1", "falsified", legs=legs)], state="complete", provenance={}, decoder=decoder, run=run
-    )
-    write_report(tmp_path, found)
+    found = report([claim("EMAD-F1", "falsified", legs=legs)], failures=["so it is"], exit_status=1)
+    written(tmp_path, found)
     assert main(["report", str(tmp_path), "--text"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[: len(text(found)) - 1] == text(found)[:-1]

@@ -21,7 +21,7 @@ from pytest_emad.report.tiers import (
     required_tier_test_cases,
 )
 from pytest_emad.report.verification import find_proof_shortfalls
-from tests.unit.report.sample_report import passed, report_2
+from tests.unit.report.sample_report import foreign_report, passed
 
 DECLINED = {"exits": [0, 2], "sessions": [0, 2], "log-probabilities": [0, 1], "sampling": [4, 0]}
 
@@ -50,7 +50,7 @@ def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: An
     audits[0] |= {"model": "m", "live": live}
     settings = {"models": ["m"], "gate": "decoder", "tier": tier, "expect_decoder": None, "inconclusive": "warn"}
     parts = {"tests": entries, "audits": audits, "decoder": decoder, "settings": settings}
-    return report_2(**parts | {"waivers": [], "deselected": [], "claims": []} | changes)
+    return foreign_report(**parts | {"waivers": [], "deselected": [], "claims": []} | changes)
 
 
 def test_tests_of_every_tier_are_shipped() -> None:

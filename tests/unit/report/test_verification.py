@@ -16,18 +16,17 @@ from pytest_emad.report.deselection import (
 )
 from pytest_emad.report.gaps import DECIDING_TESTS, find_gaps
 from pytest_emad.report.verification import find_contradictions, find_proof_shortfalls
-from tests.unit.report.sample_report import passed, report, report_2, verdict, written
+from tests.unit.report.sample_report import foreign_report, passed, verdict, written
 
 SHIPPED = list_shipped_tests()
 INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 
 
-def whole(**changes):
+def whole(*, settings=(), **changes):
     """Return a report of every shipped test, as a smoke run of a foreign decoder writes it."""
     tests = [passed(name) for name in SHIPPED]
     verdicts = [verdict("survived", claim) | {"gate": True} for claim in DECIDING_TESTS]
-    settings = {"models": ["m"], "budget": "smoke"}
-    made = report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
+    made = foreign_report(tests=tests, claims=verdicts, settings=dict(settings), waivers=[], deselected=[]) | changes
     audits = [audit(test["nodeid"]) for test in made["tests"] if isinstance(test, dict)]
     return made | {"audits": audits} | changes
 
@@ -150,7 +149,7 @@ CONTRADICTORY = [
     (
         {
             "claims": [F1 | {"verdict": "inconclusive", "fails": False}, *OTHERS],
-            "settings": {"models": ["m"], "inconclusive": "fail"},
+            "settings": {"inconclusive": "fail"},
         },
         "EMAD-F1 of m is inconclusive and fails the run",
     ),
@@ -260,13 +259,12 @@ def test_a_waiver_that_is_on_record_counts(tmp_path, capsys):
 
 def test_what_cannot_be_verified_is_refused(tmp_path, capsys):
     for data, options, said in (
-        (report(), [], "expected schema 2; schema 1 does not list tests"),
         (
             whole(),
             ["--require-suite", "speed"],
             "--require-suite='speed', but expected all, or a comma list of ablations",
         ),
-        (whole(tests=[3]), [], "tests[0]=3, but expected an object"),
+        (whole(state="running"), [], "state='running', but expected 'complete'"),
     ):
         status, text = verified(tmp_path, capsys, data, *options)
         assert status == 1
