@@ -147,21 +147,23 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
     for answer in _answer_claims(args, plan, _choose_claims(args, plan, pair), pair):
         row, verdict = register[answer.verdict.id], answer.verdict
         key = verdict_key_fields(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
-        comparison = compare_verdict_with_record(row, verdict, known.find_outcome(key, run.seed))
-        is_gating = comparison.expected is not None if args.gate == "known" else plan.is_gating(row.id)
+        expected, is_gating = None, plan.is_gating(row.id)
+        if known is not None:
+            comparison = compare_verdict_with_record(row, verdict, known.find_outcome(key, run.seed))
+            comparisons.append(comparison.to_json())
+            expected, is_gating = comparison.expected, comparison.expected is not None
         verdict = replace(verdict, gate=is_gating)
-        comparisons.append(comparison.to_json())
         attachments += answer.attachments
         tables += [
             {"model": verdict.model, "title": table.title, "rows": table.rows}
             | ({"figure": table.figure} if table.figure else {})
             for table in answer.attachments.tables
         ]
-        result = build_gate_messages(verdict, row, gating, comparison.expected)
+        result = build_gate_messages(verdict, row, gating, expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
         claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure), "test": ""})
-    run_failures = [reason] if args.gate == "known" and (reason := no_comparison_failure_reason(comparisons)) else []
+    run_failures = [reason] if (reason := no_comparison_failure_reason(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     settings |= {"only": [], "report": None, "update_golden": False}
     report = {
@@ -204,14 +206,14 @@ def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
     return RunPlan(register, study, args.gate_claims)
 
 
-def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts:
-    """Recorded verdicts for ``--gate known``; empty for other gates.
+def _known_verdicts(args: argparse.Namespace) -> KnownVerdicts | None:
+    """Recorded verdicts for ``--gate known``; None for other gates, which read no record.
 
     Raises:
         DamagedGolden: no record, or one that cannot be read.
     """
     if args.gate != "known":
-        return KnownVerdicts()
+        return None
     folders = [folder for folder in (args.golden, find_golden_folder()) if folder is not None]
     require_known_verdicts_file(folders)
     return load_known_verdicts_from_folders(folders)

@@ -57,17 +57,22 @@ def emad_goldens(emad_settings: RunSettings) -> Goldens:
 
 
 @pytest.fixture(scope="session")
-def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdicts:
-    """Verdicts on record, from the same folders."""
+def emad_known(emad_settings: RunSettings, emad_goldens: Goldens) -> KnownVerdicts | None:
+    """Verdicts on record, from the same folders; None under another gate than ``known``, which reads no record.
+
+    A record that is damaged or of another schema ends a run that compares with it, and no other run.
+    """
+    if emad_settings.gating.gate != "known":
+        return None
     with stop_run_on_error():
-        if emad_settings.gating.gate == "known" and emad_goldens.target is None:
+        if emad_goldens.target is None:
             require_known_verdicts_file(emad_goldens.folders)
         return load_known_verdicts_from_folders(emad_goldens.folders)
 
 
 @pytest.fixture
 def emad_record(
-    request: pytest.FixtureRequest, emad_settings: RunSettings, emad_goldens: Goldens, emad_known: KnownVerdicts
+    request: pytest.FixtureRequest, emad_settings: RunSettings, emad_goldens: Goldens, emad_known: KnownVerdicts | None
 ) -> Iterator[Recorder]:
     """Records verdicts, operating points, goldens and notes; fails the test according to gates.
 
@@ -132,11 +137,11 @@ def emad_host(pytestconfig: pytest.Config) -> RunResources:
 
 @pytest.fixture(scope="session")
 def emad_evidence(
-    emad_model: LoadedModel, emad_settings: RunSettings, emad_host: RunResources, emad_known: KnownVerdicts
+    emad_model: LoadedModel, emad_settings: RunSettings, emad_host: RunResources, emad_known: KnownVerdicts | None
 ) -> ModelMeasurements:
     """All measurements of the model under test, each made on first use.
 
-    A damaged record of verdicts ends the run here, before any judgment.
+    Under ``--emad-gate known`` a damaged record of verdicts ends the run here, before any judgment.
     """
     from pytest_emad.measurements.model_measurements import ModelMeasurements
 

@@ -23,6 +23,7 @@ from pytest_emad.statistics.goldens import (
     Change,
     KnownVerdicts,
     VerdictConditions,
+    VerdictRecordComparison,
     compare_verdict_with_record,
     list_changes_from_shipped_register,
     verdict_key_fields,
@@ -60,7 +61,7 @@ class Recorder:
         settings: RunSettings,
         register: Mapping[str, Claim],
         goldens: Goldens,
-        known: KnownVerdicts,
+        known: KnownVerdicts | None,
         provenance: Callable[[], dict[str, Any]],
     ) -> None:
         self._properties, self._settings, self._register = properties, settings, register
@@ -87,8 +88,9 @@ class Recorder:
         """
         row = self._row(verdict.id)
         key = verdict_key_fields(row.id, fingerprint or verdict.model, corpus, self._run)
-        beside = compare_verdict_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
-        verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
+        beside = self._compare_with_record(row, verdict, key)
+        expected = None if beside is None else beside.expected
+        verdict = replace(verdict, gate=self._gates(row, expected))
         updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
         if updating:
             expected = AcceptedOutcomes(
@@ -97,7 +99,8 @@ class Recorder:
         found = build_gate_messages(verdict, row, self._settings.gating, expected)
         told = verdict.to_json() | {"title": row.display_title, "fails": bool(found.failure)}
         self._add(CLAIM, told | ({"refused": refused} if refused else {}))
-        self._add(KNOWN, beside.to_json())
+        if beside is not None:
+            self._add(KNOWN, beside.to_json())
         if updating:
             self._put_on_record(verdict, key)
         if found.warning:
@@ -194,6 +197,14 @@ class Recorder:
         if stored is None and "golden" in self._settings.gating.require:
             pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
         return stored
+
+    def _compare_with_record(
+        self, row: Claim, verdict: Verdict, key: Mapping[str, str]
+    ) -> VerdictRecordComparison | None:
+        """The verdict beside its record; None in a run that does not compare."""
+        if self._known is None:
+            return None
+        return compare_verdict_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
 
     def _gates(self, row: Claim, expected: AcceptedOutcomes | None) -> bool:
         """Whether a row gates: under ``known`` if a verdict is recorded, else by register and options."""

@@ -13,7 +13,10 @@
 ``verdict``  the common outcome of three or more seeds, ``seed-dependent`` if they differ, ``unsettled`` if fewer agree
              so far.
 
-An entry applies to runs of the same claim, model, corpus, budget and options, under the same schema. A settled verdict
+A person reads and edits this file in review, so it has no digest, and its reader checks every entry. Only a run that
+compares with the record reads it.
+
+An entry applies to runs of the same claim, model, corpus, budget and options. A settled verdict
 holds for every seed. For a seed-dependent one any recorded outcome passes under any seed: such a row is at its
 threshold, and another machine may round it the other way. An unsettled entry applies to the seeds it lists. The record
 does not include the device, nor the number of models that a run judged.
@@ -50,7 +53,7 @@ AGREEING = 3  # seeds
 SEED_DEPENDENT, UNSETTLED = "seed-dependent", "unsettled"
 MACHINE_BOUND = ("speed", "energy")  # requirements of rows on time and energy, which have no record
 OF_THE_MACHINE = "a verdict on time or energy belongs to the machine it was measured on"
-UNRECORDED = f"none on record under schema {SCHEMA} for this model, corpus, budget, seed and options"
+UNRECORDED = "none on record for this model, corpus, budget, seed and options"
 
 KEY = ("claim", "model", "corpus", "budget", "options")
 TEXTS = (*KEY, "name", "verdict")
@@ -181,7 +184,7 @@ def load_known_verdicts_from_folders(folders: Sequence[Path]) -> KnownVerdicts:
     """All ``verdicts.json`` of ``folders``, earlier folders first.
 
     Raises:
-        DamagedGolden: one that cannot be read, or contradicts itself.
+        DamagedGolden: one that cannot be read, is of another schema, or contradicts itself.
     """
     return KnownVerdicts(tuple(entry for folder in folders for entry in read_verdict_entries(folder)))
 
@@ -197,15 +200,22 @@ def require_known_verdicts_file(folders: Sequence[Path]) -> None:
 
 
 def read_verdict_entries(folder: Path) -> list[Entry]:
-    """Entries of ``folder`` under this schema; empty without a file, or with one of another schema.
+    """Entries of ``folder``; empty without a file.
 
     Raises:
         DamagedGolden: as ``load_known_verdicts_from_folders``.
     """
     path = folder / VERDICTS
-    stored = read_verdict_file(path)
-    if stored is None or stored["schema"] != SCHEMA:
+    if not path.exists():
         return []
+    stored = load_golden_json(path)
+    if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not is_whole(stored["schema"]):
+        raise DamagedGolden(f"{path}: expected a table of schema, a whole number, and verdicts; {_RECORD_AGAIN}")
+    if stored["schema"] != SCHEMA:
+        raise DamagedGolden(
+            f"{path}: schema={stored['schema']}, but this version reads {SCHEMA} alone; move the file away, and record "
+            "anew with --emad-update-golden"
+        )
     if not isinstance(stored["verdicts"], list):
         raise DamagedGolden(f"{path}: verdicts={stored['verdicts']!r:.60}, but expected a list; {_RECORD_AGAIN}")
     for number, entry in enumerate(stored["verdicts"]):
@@ -215,31 +225,6 @@ def read_verdict_entries(folder: Path) -> list[Entry]:
     if twice := [key for key, count in keys.items() if count > 1]:
         raise DamagedGolden(f"{path}: {' '.join(twice[0])} is on record twice; {_RECORD_AGAIN}")
     return list(stored["verdicts"])
-
-
-def read_verdict_file(path: Path) -> dict[str, Any] | None:
-    """The content of the file of any schema, or None. Raises DamagedGolden if it is not such a file."""
-    if not path.exists():
-        return None
-    stored = load_golden_json(path)
-    if not isinstance(stored, dict) or set(stored) != {"schema", "verdicts"} or not is_whole(stored["schema"]):
-        raise DamagedGolden(f"{path}: expected a table of schema, a whole number, and verdicts; {_RECORD_AGAIN}")
-    return stored
-
-
-def read_entries_for_update(folder: Path) -> list[Entry]:
-    """Entries of ``folder``, to be written again with more.
-
-    Raises:
-        DamagedGolden: as ``read_verdict_entries``; or the file is of another schema, whose verdicts would be lost.
-    """
-    stored = read_verdict_file(folder / VERDICTS)
-    if stored is not None and stored["schema"] != SCHEMA:
-        raise DamagedGolden(
-            f"{folder / VERDICTS}: schema={stored['schema']}, but this version records schema {SCHEMA}; "
-            "move the file away to start a record anew"
-        )
-    return read_verdict_entries(folder)
 
 
 _RECORD_AGAIN = "restore it from the repository, or move it away and record anew with --emad-update-golden"
@@ -341,8 +326,8 @@ def no_comparison_failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows or any(row["expected"] is not None for row in rows):
         return ""
     return (
-        f"gate known: nothing was compared, no verdict on record under schema {SCHEMA} is about these models, corpora, "
-        "budget, seed and options"
+        "gate known: nothing was compared, no verdict on record is about these models, corpora, budget, seed and "
+        "options"
     )
 
 
@@ -459,7 +444,7 @@ def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, o
         DamagedGolden: the file cannot be read, or is of another schema; it stays unchanged.
     """
     with _folder_lock(folder):
-        entries, change = updated_verdict_entries_and_change(read_entries_for_update(folder), key, name, seed, outcome)
+        entries, change = updated_verdict_entries_and_change(read_verdict_entries(folder), key, name, seed, outcome)
         if change != "unchanged":
             write_atomically(folder / VERDICTS, _to_text({"schema": SCHEMA, "verdicts": entries}))
     return change

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
@@ -109,12 +109,6 @@ class Leg:
         """Built-in types only: NumPy scalars cannot be sent to an xdist controller."""
         return {f.name: _builtin(getattr(self, f.name)) for f in fields(self)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
-        _require_valid_keys("leg", data, {f.name for f in fields(cls)})
-        return cls(**{**data, "interval": _interval_from_json(data["interval"])})
-
 
 @dataclass(frozen=True, repr=False)
 class Verdict(NotebookReprMixin):
@@ -163,13 +157,6 @@ class Verdict(NotebookReprMixin):
         plain = {f.name: _builtin(getattr(self, f.name)) for f in fields(self) if f.name != "legs"}
         return plain | {"legs": [leg.to_json() for leg in self.legs]}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
-        _require_valid_keys("verdict", data, {f.name for f in fields(cls)})
-        legs = tuple(Leg.from_json(leg) for leg in data["legs"])
-        return cls(**{**data, "interval": _interval_from_json(data["interval"]), "legs": legs})
-
 
 def _require_valid_numbers(item: Leg | Verdict, outcome: str, names: tuple[str, ...]) -> None:
     if outcome not in OUTCOMES:
@@ -185,15 +172,6 @@ def _builtin(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_builtin(part) for part in value]
     return value.item() if hasattr(value, "item") else value
-
-
-def _interval_from_json(value: Any) -> tuple[float, float] | None:
-    return None if value is None else (value[0], value[1])
-
-
-def _require_valid_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
-    if set(data) != expected:
-        raise BadArgument(f"{what} keys", sorted(data), f"exactly {sorted(expected)}")
 
 
 def load_register(path: Path | str | None = None) -> dict[str, Claim]:

@@ -126,10 +126,10 @@ def on_record(*seeds: str, claim: str = "EMAD-F1", model: str = "emad-tiny", **k
 KNOWN = on_record("survived", "survived", "survived")
 
 
-def golden(project: pytest.Pytester, *entries: dict[str, Any], schema: int = SCHEMA) -> None:
+def golden(project: pytest.Pytester, *entries: dict[str, Any]) -> None:
     folder = project.path / "goldens"
     folder.mkdir()
-    (folder / VERDICTS).write_text(json.dumps({"schema": schema, "verdicts": entries or [KNOWN]}))
+    (folder / VERDICTS).write_text(json.dumps({"schema": SCHEMA, "verdicts": entries or [KNOWN]}))
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,19 @@ def test_gate_known_compares_like_with_like_and_fails_where_it_compares_nothing(
     )
 
 
-def test_a_record_of_another_schema_says_nothing(project: pytest.Pytester, run: Run) -> None:
-    golden(project, schema=SCHEMA - 1)
-    one_verdict(project, "falsified", call=", 'world:premise'")
+@pytest.mark.parametrize("stored", [{"schema": SCHEMA - 1, "verdicts": [KNOWN]}, "damaged"])
+def test_a_record_that_cannot_be_read_ends_the_runs_that_compare_with_it_and_no_other(
+    project: pytest.Pytester, run: Run, stored: object
+) -> None:
+    golden(project)
+    (project.path / "goldens" / VERDICTS).write_text(json.dumps(stored))
+    one_verdict(project, "survived", call=", 'world:premise'")
+    assert run("--emad-golden", "goldens", "--emad-report", "out").ret == PASSES
+    assert report_of(project.path / "out")["known"] == []
     result = run("--emad-gate", "known", "--emad-golden", "goldens")
-    assert result.ret == FAILS
-    unwrapped(result).fnmatch_lines([f"*nothing was compared, no verdict on record under schema {SCHEMA}*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = f"schema={SCHEMA - 1}, but this version reads" if isinstance(stored, dict) else "expected a table of schema"
+    assert f"{VERDICTS}: {said}" in unwrapped(result).str()
 
 
 @pytest.mark.parametrize(

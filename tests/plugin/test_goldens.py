@@ -127,14 +127,6 @@ def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [VERDICTS]
 
 
-def test_verdicts_of_another_schema_are_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA + 1, "verdicts": ["of a later version"]}))
-    assert load_known_verdicts_from_folders([tmp_path]).entries == ()
-    with pytest.raises(DamagedGolden, match="move the file away"):
-        record_verdict(tmp_path, KEY, "m", 0, "survived")
-    assert "of a later version" in (tmp_path / VERDICTS).read_text()
-
-
 SUITE = """
 from verdicts import verdict
 def test_golden(emad_record):

