@@ -163,17 +163,15 @@ def _decode_start(start: bytes) -> str:
     return start.removeprefix(codecs.BOM_UTF8).decode("utf-8")
 
 
-def read_json(
-    path: Path | str, argument: str, kind: type | None = None, *, remedy: str = WRITE_AGAIN, constants: bool = False
-) -> Any:
-    """Content of a JSON file, of type ``kind`` (dict or list) if given; ``constants`` as in ``parse_json``.
+def read_json(path: Path | str, argument: str, kind: type | None = None, *, remedy: str = WRITE_AGAIN) -> Any:
+    """Content of a JSON file, of type ``kind`` (dict or list) if given.
 
     Raises:
         BadFile: as ``read_text``, and as ``parse_json``.
     """
     text = read_text(path, argument)
     try:
-        value = parse_json(text, constants=constants)
+        value = parse_json(text)
     except ValueError as error:
         raise BadFile(argument, path, "a readable JSON file", str(error), remedy) from error
     if kind is not None and type(value) is not kind:
@@ -181,22 +179,19 @@ def read_json(
     return value
 
 
-def parse_json(text: str | bytes, *, constants: bool = False) -> Any:
-    """``text`` as JSON; ``constants``: accept NaN and infinity, which JSON lacks.
+def parse_json(text: str | bytes) -> Any:
+    """``text`` as JSON.
 
     Raises:
-        ValueError: no JSON, nested too deep, a number beyond 64 bits, or an object with one key twice.
+        ValueError: no JSON, NaN or infinity, nested too deep, a number beyond 64 bits, or an object with one key twice.
     """
-    pairs = reject_duplicate_keys
     try:
-        if constants:
-            return json.loads(text, parse_int=_parse_int, object_pairs_hook=pairs)
         return json.loads(
             text,
             parse_int=_parse_int,
             parse_float=_parse_float,
             parse_constant=_refuse_constant,
-            object_pairs_hook=pairs,
+            object_pairs_hook=reject_duplicate_keys,
         )
     except RecursionError:
         raise ValueError("it is nested too deep") from None

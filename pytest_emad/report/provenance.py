@@ -147,7 +147,7 @@ def declined_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
 
     A feature that is answered once is offered, so that a decoder cannot decline only its hard cases.
     """
-    features = [provider.get(FEATURES, {}) for provider in providers if provider["foreign"]]
+    features = [provider[FEATURES] for provider in providers if provider["foreign"]]
     answered = {name for each in features for name, (answers, _) in each.items() if answers}
     return frozenset(name for each in features for name in each) - answered
 
@@ -157,7 +157,7 @@ def offered_features(providers: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     judged = [provider for provider in providers if provider[ANSWERED]]
     if judged and not any(provider["foreign"] for provider in judged):
         return frozenset({EXITS, SAMPLING, SESSIONS, FORCED_DEPTHS, LOG_PROBS})
-    features = [provider.get(FEATURES, {}) for provider in judged if provider["foreign"]]
+    features = [provider[FEATURES] for provider in judged if provider["foreign"]]
     return frozenset(name for each in features for name, (answers, _) in each.items() if answers)
 
 

@@ -51,7 +51,7 @@ def is_failing_verdict(claim: Mapping[str, Any], settings: Mapping[str, Any]) ->
     failing = claim["verdict"] == "falsified" or (
         claim["verdict"] == "inconclusive" and settings["inconclusive"] == "fail"
     )
-    return claim["fails"] or (gates and failing)
+    return bool(claim["fails"]) or (gates and failing)
 
 
 def _gate_contradictions(report: Report) -> Iterator[str]:

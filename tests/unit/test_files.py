@@ -19,7 +19,6 @@ from emad_ref.files import (
     append_text,
     open_for_atomic_write,
     open_regular_file,
-    parse_json,
     read_json,
     read_lines,
     read_text,
@@ -116,10 +115,6 @@ def test_the_type_at_the_top_is_held(tmp_path: Path) -> None:
     assert read_json(tmp_path / "x", "file", list) == [1, 2**63 - 1]
     with pytest.raises(BadFile, match=r"expected an object of JSON; .* \(it holds a list\)"):
         read_json(tmp_path / "x", "file", dict)
-
-
-def test_constants_are_let_through_where_they_mean_something() -> None:
-    assert parse_json("[-Infinity, 1e999]", constants=True) == [float("-inf"), float("inf")]
 
 
 @pytest.mark.parametrize(

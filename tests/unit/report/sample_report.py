@@ -132,7 +132,15 @@ RUN = {
     "claims_file": None,
     "project": {"root": "/work", "commit": None},
 }
-OURS = {"name": "reference (ours)", "plugin": "emad-walked", "foreign": False, "answered": 3, "declined": 0, "none": 0}
+OURS = {
+    "name": "reference (ours)",
+    "plugin": "emad-walked",
+    "foreign": False,
+    "answered": 3,
+    "declined": 0,
+    "none": 0,
+    "features": {},
+}
 
 
 def report(model: str = "m", **changes: Any) -> dict[str, Any]:
@@ -194,7 +202,7 @@ def foreign_report(model: str = "m", **changes: Any) -> dict[str, Any]:
     decoder = {
         "name": provider["name"],
         "foreign": True,
-        "providers": [provider | {"answered": 3, "declined": 0, "none": 0}],
+        "providers": [provider | {"answered": 3, "declined": 0, "none": 0, "features": {}}],
         "overlooked": [],
     }
     entries = {

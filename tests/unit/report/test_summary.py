@@ -37,7 +37,15 @@ def failed(nodeid, outcome="failed", reason=""):
 def report(claims, *, failures=(), exit_status=0, **changes):
     empty = {key: [] for key in ("points", "tables", "goldens", "notes", "models")}
     models = list(dict.fromkeys(entry["model"] for entry in claims))
-    provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 0, "declined": 3, "none": 0}
+    provider = {
+        "name": "mine",
+        "plugin": "mine",
+        "foreign": True,
+        "answered": 0,
+        "declined": 3,
+        "none": 0,
+        "features": {},
+    }
     decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
     parts = {"run": RUN | {"failures": list(failures), "exit_status": exit_status}, "decoder": decoder}
     settings = {"models": models} | changes.pop("settings", {})
