@@ -41,6 +41,8 @@ LOCAL_SETTINGS = {
     "distributed.deploy.lost-worker-timeout": LOADED_MACHINE,  # after it a dead worker is not replaced
     "distributed.scheduler.no-workers-timeout": LOADED_MACHINE,  # without it a unit waits for a worker for ever
 }
+# Ctrl-C reaches the whole group: the parent alone reports it, and ends its workers. Their children do not ignore it.
+IGNORE_INTERRUPT = "import signal; signal.signal(signal.SIGINT, lambda *received: None)"
 NANNY_TRIM_THRESHOLD = "65536"  # Dask's default of MALLOC_TRIM_THRESHOLD_; any other value is a user's choice
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_REUSED = 32 << 20  # bytes; the most that glibc's own adjustment comes to
@@ -94,10 +96,10 @@ def dispatch_in_order(
             try:
                 result: Result = future.result()
             except pool.deaths as death:
+                cause = f"{type(death).__name__}: {' '.join(str(death).split()).partition('. ')[0]}"
                 raise WorkersLost(
-                    f"{pool.name}: unit {number} got no result ({type(death).__name__}: "
-                    f"{str(death).partition('. ')[0]}); is there enough memory? finished units are kept: "
-                    "resume the command"
+                    f"{pool.name}: unit {number} got no result ({cause}); is there enough memory? finished units are "
+                    "kept: resume the command"
                 ) from death
             except Exception as error:
                 error.add_note(f"unit {number} of {pool.name}")
@@ -169,6 +171,7 @@ def _local_client(workers: int, threads: int) -> Iterator[tuple[Any, int]]:
             threads_per_worker=1,
             memory_limit=None,
             silence_logs=logging.ERROR,
+            preload=[IGNORE_INTERRUPT],
             scheduler_kwargs={"allowed_failures": DEATHS_ALLOWED, **here},
         ) as cluster,
         Client(cluster, timeout=LOADED_MACHINE, set_as_default=False) as client,  # type: ignore[no-untyped-call]

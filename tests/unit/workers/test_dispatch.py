@@ -251,7 +251,7 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
     hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     program = f"{hears}\nfrom tests.unit.workers.test_dispatch import waits; waits({str(tmp_path)!r})"
     line = [sys.executable, "-c", program]
-    with subprocess.Popen(line, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+    with subprocess.Popen(line, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True) as started:
         while len(found := list(tmp_path.iterdir())) < 2:
             assert started.poll() is None
             time.sleep(0.05)
@@ -259,19 +259,21 @@ def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path)
             os.killpg(started.pid, number)
         else:
             started.kill()
-        assert started.wait(60) == -number
+        _, said = started.communicate(timeout=60)
+    assert started.returncode == -number
+    assert said.count("Traceback") == (number == signal.SIGINT), "the parent alone reports Ctrl-C"
     assert all(gone(int(path.name)) for path in found)
 
 
 def waits(folder: str) -> None:
     with open_workers("processes:2") as pool:
         assert pool is not None
-        list(dispatch_in_order(pool, sleeps, [folder] * 4))
+        list(dispatch_in_order(pool, sleeps, [folder] * 120))
 
 
 def sleeps(folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
-    time.sleep(60)
+    time.sleep(1)
 
 
 def test_units_go_to_a_dask_scheduler_and_come_back_in_order() -> None:
