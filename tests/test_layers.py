@@ -56,11 +56,11 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     assert "unheard_of" in done.stdout
 
 
-OPTIONAL = ("lm_eval", "datasets", "distributed", "submitit")
+OPTIONAL = ("lm_eval", "datasets", "distributed")
 
 
 def test_measurements_need_no_extra(tmp_path: Path) -> None:
-    """README's first command installs neither lm-eval nor packages for clusters."""
+    """README's first command installs neither lm-eval nor Dask."""
     (tmp_path / "program.py").write_text(
         f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL}))\n"
         "import pytest_emad.measurements.model_measurements, pytest_emad.measurements.pair_measurements\n"

@@ -1,1 +1,1 @@
-"""Run long work in other processes: units dispatched to executors, child processes, supervision."""
+"""Run long work in other processes: units dispatched to workers, child processes."""

@@ -1,44 +1,48 @@
-"""Dispatch units of work to a ``concurrent.futures`` executor and take their results in the order of the units.
+"""Dispatch units of work to the workers of Dask and take their results in the order of the units.
 
 ``open_workers(address)`` opens what ``--executor`` names:
 
     here                 no workers: this process does the work itself
     processes:4          four processes of this machine, one thread each; ``processes:4x2``: two threads each
-    dask://HOST:PORT     the workers of a Dask scheduler (extra ``cluster``)
-    slurm://FOLDER       jobs of Slurm, four at once by default, ``slurm://FOLDER?jobs=16&slurm_partition=gpu``: every
-                         other key is submitit's; logs and pickles go to FOLDER, which all machines see
+    dask://HOST:PORT     the workers of a Dask scheduler
 
-Results come in the order of the units, so that sums of floats do not depend on the number of workers. A unit whose
-worker dies is submitted again, at most ``MAX_LOSSES`` times in a row. An exception of the function itself is raised to
-the caller.
+All but ``here`` need the extra ``cluster``. Results come in the order of the units, so that sums of floats do not
+depend on the number of workers. Dask submits the unit of a dead worker again, and gives up after some deaths on one
+unit: three on ``processes:N``, else as the scheduler's ``allowed-failures`` says. An exception of the function is
+raised to the caller.
 """
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
+import logging
 import os
 import platform
 import re
-import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Thread
+from itertools import islice
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 from emad_ref.errors import BadArgument, EmadError
 
 UNITS_PER_WORKER = 4  # submitted units per worker: one at work, others waiting behind a slow one (docs/scale.md)
-MAX_LOSSES = 3  # consecutive losses of a unit after which the unit counts as the cause
 HERE = "here"
-EXECUTOR_FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
+EXECUTOR_FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT"
 PROCESSES_PATTERN = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
-DEFAULT_JOBS = 4
+DEATHS_ALLOWED = 2  # of workers on one unit
+LOADED_MACHINE = "10 minutes"  # to connect to a new scheduler or to replace a worker; imports may take a minute
+LOCAL_SETTINGS = {
+    "distributed.nanny.pre-spawn-environ": {},  # its MALLOC_TRIM_THRESHOLD_ halves the speed: keep_freed_memory
+    "distributed.deploy.lost-worker-timeout": LOADED_MACHINE,  # after it a dead worker is not replaced
+    "distributed.scheduler.no-workers-timeout": LOADED_MACHINE,  # without it a unit waits for a worker for ever
+}
+# Ctrl-C reaches the whole group: the parent alone reports it, and ends its workers. Their children do not ignore it.
+IGNORE_INTERRUPT = "import signal; signal.signal(signal.SIGINT, lambda *received: None)"
 NANNY_TRIM_THRESHOLD = "65536"  # Dask's default of MALLOC_TRIM_THRESHOLD_; any other value is a user's choice
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_REUSED = 32 << 20  # bytes; the most that glibc's own adjustment comes to
@@ -48,23 +52,23 @@ Result = TypeVar("Result")
 
 
 class WorkersLost(EmadError):
-    """Workers died several times in a row on the same unit."""
+    """Workers died several times on the same unit."""
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerPool:
     """Workers of one kind.
 
-    ``name``    for messages: ``4 processes``, ``dask://10.0.0.1:8786``.
-    ``open``    opens an executor of them.
+    ``name``    for messages: ``processes:4``, ``dask://10.0.0.1:8786``.
+    ``submit``  takes a function and its arguments and returns a future, with the methods ``result`` and ``cancel``.
     ``ahead``   units submitted at once: enough that no worker waits, few enough to hold in memory.
-    ``deaths``  exceptions that mean that a worker died, not that its function failed.
+    ``deaths``  exceptions that mean that workers died, not that the function failed.
     """
 
     name: str
-    open: Callable[[], Executor]
+    submit: Callable[..., Any]
     ahead: int
-    deaths: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    deaths: tuple[type[BaseException], ...] = ()
 
 
 def dispatch_in_order(
@@ -74,48 +78,37 @@ def dispatch_in_order(
 
     If the caller stops early, pending units are cancelled, or finished and discarded.
 
-    Raises:
-        WorkersLost: the workers of one unit died ``MAX_LOSSES`` times in a row.
+    Raises
+    ------
+    WorkersLost
+        Workers died on a unit, each time that it was submitted.
+    Exception
+        The first, in the order of units, that ``function`` raised; a note names the unit.
     """
-    source, out, losses = iter(units), deque[tuple[Unit, Future[Result]]](), 0
-    executor = pool.open()
+    source, out = enumerate(units, start=1), deque[tuple[int, Unit, Any]]()
     try:
         while True:
-            for unit in source:
-                out.append((unit, executor.submit(function, unit)))
-                if len(out) >= pool.ahead:
-                    break
+            for number, unit in islice(source, pool.ahead - len(out)):
+                out.append((number, unit, pool.submit(function, unit)))
             if not out:
                 return
-            unit, future = out[0]
+            number, unit, future = out[0]
             try:
-                result = future.result()
+                result: Result = future.result()
             except pool.deaths as death:
-                losses += 1
-                if losses >= MAX_LOSSES:
-                    raise WorkersLost(
-                        f"{pool.name}: workers died {losses} times in a row on the same unit ({type(death).__name__}: "
-                        f"{str(death).strip().partition(chr(10))[0]}), but expected a result; is there enough memory? "
-                        "finished units are kept: resume the command"
-                    ) from death
-                if isinstance(death, BrokenExecutor):  # it has lost every pending unit
-                    executor.shutdown(wait=False)
-                    executor = pool.open()
-                    out = deque((each, old if _is_done(old) else executor.submit(function, each)) for each, old in out)
-                else:
-                    out[0] = unit, executor.submit(function, unit)
-                continue
-            losses = 0
+                cause = f"{type(death).__name__}: {' '.join(str(death).split()).partition('. ')[0]}"
+                raise WorkersLost(
+                    f"{pool.name}: unit {number} got no result ({cause}); is there enough memory? finished units are "
+                    "kept: resume the command"
+                ) from death
+            except Exception as error:
+                error.add_note(f"unit {number} of {pool.name}")
+                raise
             out.popleft()
             yield unit, result
     finally:
-        for _, future in out:  # not every executor cancels waiting units at its shutdown
+        for *_, future in out:
             future.cancel()
-        executor.shutdown(wait=False)
-
-
-def _is_done(future: Future[Any]) -> bool:
-    return future.done() and not isinstance(future.exception(), BrokenExecutor)
 
 
 def dispatch_timed_units_after_others(
@@ -134,63 +127,87 @@ def dispatch_timed_units_after_others(
 def open_workers(address: str) -> Iterator[WorkerPool | None]:
     """The workers at ``address``, released at the end of the block; None for ``here``.
 
-    Raises:
-        BadArgument: an address of no known form, a package that is not installed, a scheduler out of reach, or one
-            without workers.
+    Raises
+    ------
+    BadArgument
+        An address of no known form, Dask is not installed, a scheduler is out of reach or has no workers.
     """
+    local = PROCESSES_PATTERN.fullmatch(address)
     if address == HERE:
         yield None
-    elif found := PROCESSES_PATTERN.fullmatch(address):
-        count, threads = int(found[1]), int(found[2] or 1)
-        fresh = multiprocessing.get_context("spawn")  # no copy of a process that holds locks or a device
-        engage = partial(ProcessPoolExecutor, count, mp_context=fresh, initializer=_init_worker, initargs=(threads,))
-        yield WorkerPool(f"{count} processes", engage, UNITS_PER_WORKER * count)
-    elif address.startswith("dask://"):
-        yield from _dask_pool(address)
-    elif address.startswith("slurm://"):
-        yield _slurm_pool(address)
-    else:
+        return
+    if local is None and not address.startswith("dask://"):
         raise BadArgument("executor", address, f"one of {EXECUTOR_FORMS}")
-
-
-def _init_worker(threads: int) -> None:
-    """Set the number of threads, on which sums of floats depend, and end with the parent, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group, and only the parent reports it
-    import torch
-
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # of processes that this one starts
-    torch.set_num_threads(threads)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a process that was started by a pool"
-    parent.join()
-    os._exit(1)
-
-
-def _dask_pool(address: str) -> Iterator[WorkerPool]:
     try:
-        import distributed
+        from distributed import KilledWorker
+        from distributed.scheduler import NoWorkerError
     except ImportError as error:
         remedy = "pip install 'pytest-emad[cluster]'"
         raise BadArgument("executor", address, "the package distributed", remedy) from error
+    opened = _local_client(int(local[1]), int(local[2] or 1)) if local else _connected_client(address)
+    with opened as (client, threads):
+        # Two runs of one function on one unit are separate, without a cache by arguments. Not ``get_executor``: its
+        # futures fail with a TypeError if a worker dies while its result is on the way.
+        submit = partial(client.submit, pure=False)
+        yield WorkerPool(address, submit, UNITS_PER_WORKER * threads, (KilledWorker, NoWorkerError, CancelledError))
+
+
+@contextmanager
+def _local_client(workers: int, threads: int) -> Iterator[tuple[Any, int]]:
+    """Client of a new scheduler with ``workers`` processes of this machine; units that they take at a time.
+
+    Each process takes one unit at a time, with ``threads`` threads: sums of floats depend on their number. All ports
+    listen on the loopback interface alone. The processes end with this one, however that ends.
+    """
+    import dask
+    from distributed import Client, LocalCluster
+
+    here = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        _environment({"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}),
+        dask.config.set(LOCAL_SETTINGS),
+        LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=workers,
+            threads_per_worker=1,
+            memory_limit=None,
+            silence_logs=logging.ERROR,
+            preload=[IGNORE_INTERRUPT],
+            scheduler_kwargs={"allowed_failures": DEATHS_ALLOWED, **here},
+        ) as cluster,
+        Client(cluster, timeout=LOADED_MACHINE, set_as_default=False) as client,  # type: ignore[no-untyped-call]
+    ):
+        yield client, workers
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set ``variables`` for new processes; restore the environment at the end, which Dask's nannies change, too."""
+    before = os.environ.copy()
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _connected_client(address: str) -> Iterator[tuple[Any, int]]:
+    """Client of the scheduler at ``address``; units that its workers take at a time."""
+    from distributed import Client
+
     try:
         place = f"tcp://{address.removeprefix('dask://')}"
-        client = distributed.Client(place, timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
+        connected = Client(place, timeout="60s", set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
         remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
         raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
-    with client:
+    with connected as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         if not workers:
             raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
         client.run(keep_freed_memory)
-        threads = sum(worker["nthreads"] for worker in workers)
-        # two runs of one function on one unit are separate, without a cache by arguments
-        engage = partial(client.get_executor, pure=False)
-        yield WorkerPool(address, engage, UNITS_PER_WORKER * threads, (BrokenExecutor, distributed.KilledWorker))
+        yield client, sum(worker["nthreads"] for worker in workers)
 
 
 def keep_freed_memory() -> None:
@@ -204,45 +221,3 @@ def keep_freed_memory() -> None:
         allocator.mallopt(M_MMAP_THRESHOLD, LARGEST_REUSED)
         allocator.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_REUSED)
         os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)  # for processes that this one starts
-
-
-def _slurm_pool(address: str) -> WorkerPool:
-    try:
-        import submitit
-        from submitit.core.utils import UncompletedJobError
-    except ImportError as error:
-        raise BadArgument("executor", address, "the package submitit", "pip install 'pytest-emad[slurm]'") from error
-    parts = urlsplit(address)
-    folder, options = parts.netloc + parts.path, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-    jobs = options.pop("jobs", str(DEFAULT_JOBS))
-    if not folder or not jobs.isdecimal() or int(jobs) < 1:
-        raise BadArgument("executor", address, "slurm://FOLDER with jobs=N, N ≥ 1", "slurm:///shared/jobs?jobs=16")
-    cluster = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None), slurm_max_num_timeout=0)
-    cluster.update_parameters(**{key: int(value) if value.isdecimal() else value for key, value in options.items()})
-    engage = partial(SlurmExecutor, cluster, int(jobs))
-    return WorkerPool(address, engage, UNITS_PER_WORKER * int(jobs), (BrokenExecutor, UncompletedJobError))
-
-
-class SlurmExecutor(ThreadPoolExecutor):
-    """``jobs`` threads, each of which submits one job of ``cluster`` (a submitit executor) at a time and waits."""
-
-    def __init__(self, cluster: Any, jobs: int):
-        super().__init__(jobs)
-        self._cluster, self._jobs = cluster, set[Any]()
-
-    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        return super().submit(self._run, fn, args, kwargs)
-
-    def _run(self, function: Callable[..., Result], args: Any, kwargs: Any) -> Result:
-        job = self._cluster.submit(function, *args, **kwargs)
-        self._jobs.add(job)
-        try:
-            result: Result = job.result()
-        finally:
-            self._jobs.discard(job)
-        return result
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for job in list(self._jobs):
-            job.cancel()
-        super().shutdown(wait, cancel_futures=cancel_futures)

@@ -2,7 +2,7 @@
 
     python examples/scale/simulate.py
 
-``handed_out`` is the project's own; beneath it lies an executor whose clock is a number. A unit is eight batches of
+``dispatch_in_order`` is the project's own; beneath it lie workers whose clock is a number. A unit is eight batches of
 text. It crosses the network, waits for the worker that is free first, runs (some runs take longer, and a worker dies
 now and then, which costs its unit), and its statistics cross back to one process, which adds them up in order. FLOPs
 come from the project's geometry of a Llama of 70 billion parameters. Everything under ASSUMED is an assumption: put in
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from heapq import heapify, heapreplace
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +45,7 @@ LLAMA_70B = Geometry(
 )  # fmt: skip
 
 
-class Workers(Executor):
+class Workers:
     """``count`` workers and the process that hands out and adds up, all on one clock; ``busy``: seconds of work."""
 
     def __init__(self, count: int, seconds: float, received: float, returned: float):
@@ -99,7 +99,7 @@ def simulated(geometry: Geometry, workers: int, each: int, read: tuple[int, ...]
     crowd = Workers(workers, seconds, received, returned)
     units: Iterator[int] = iter(range(SIMULATED // tokens))
     count = sum(
-        1 for _ in dispatch_in_order(WorkerPool("simulated", lambda: crowd, each * workers), lambda unit: None, units)
+        1 for _ in dispatch_in_order(WorkerPool("simulated", crowd.submit, each * workers), lambda unit: None, units)
     )
     stretches = TOKENS / (count * tokens)
     hours = crowd.now * stretches / 3600

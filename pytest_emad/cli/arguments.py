@@ -204,5 +204,5 @@ def add_worker_executor_argument(parser: argparse.ArgumentParser) -> None:
         "--executor",
         default="here",
         metavar="WHERE",
-        help="workers: here (this process), processes:N, dask://HOST:PORT or slurm://FOLDER (default: here)",
+        help="workers: here (this process), processes:N or dask://HOST:PORT (default: here)",
     )

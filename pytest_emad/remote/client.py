@@ -15,7 +15,7 @@ import numpy as np
 from emad_ref.errors import BadArgument, EmadError, is_whole
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Request, Step, Unsupported, as_int64
 from emad_ref.record import Ints, Record, Work
-from pytest_emad.remote.address import WireAddress
+from pytest_emad.remote.address import ProgramAddress, WireAddress
 from pytest_emad.remote.frames import MAGIC, BadFrame, NotAFrame, WireFrame, encode_frame_to_buffers, read_frame
 from pytest_emad.remote.json_fields import parse_count, read_field
 from pytest_emad.remote.messages import (
@@ -97,8 +97,10 @@ class Connection:
         try:
             self._transport: Transport = open_transport(address, seconds)
         except OSError as error:
-            remedy = "is it started, and is this its address?"
-            raise DecoderFailed(str(address), "hello", f"no connection ({error})", remedy) from error
+            came, remedy = f"no connection ({error})", "is it started, and is this its address?"
+            if isinstance(address, ProgramAddress):
+                came, remedy = f"it cannot be started ({error})", "is it a program for this system?"
+            raise DecoderFailed(str(address), "hello", came, remedy) from error
         self._closed = False
         try:
             self.name = self.call("hello", WireFrame({"wire": WIRE}), _parse_hello)

@@ -1,9 +1,8 @@
 """Byte streams with deadlines, over a program's pipes or a socket, and replies over HTTP.
 
 POSIX only: descriptors, process groups. Every wait ends at the stream's deadline. Once a stream breaks, its transport
-reports how the other side ended. A program is killed with all processes that it started, in any session
-(``supervisor``; only its process group on systems other than Linux). A thread reads its standard error, so that it
-never blocks, and keeps the last lines.
+reports how the other side ended. A program is killed with all that it started (``child_process.kill_process_tree``). A
+thread reads its standard error, so that it never blocks, and keeps the last lines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -29,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import EmadError
-from emad_ref.workers import supervisor
+from emad_ref.workers.child_process import kill_process_tree
 from pytest_emad.remote.address import ProgramAddress, ServerAddress, WireAddress
 
 QUIET_MS = 100  # a printed line may come in several pieces
@@ -152,7 +150,7 @@ class ProgramTransport:
     def __init__(self, program: ProgramAddress):
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            supervisor.supervised_command(program.words),
+            program.words,
             cwd=program.folder,
             stdin=pipe,
             stdout=pipe,
@@ -186,8 +184,7 @@ class ProgramTransport:
         self._input.close()  # a program that reads may then end by itself
         if grace_s:
             self._wait(grace_s)
-        self._kill()
-        self._process.wait()
+        kill_process_tree(self._process)
         self._output.close()
         self._drain.join(GRACE_S)
         if not self._drain.is_alive():  # otherwise a process outside the group holds the other end of the pipe
@@ -199,16 +196,6 @@ class ProgramTransport:
         while (status := self._process.poll()) is None and time.monotonic() < until:
             time.sleep(0.005)
         return status
-
-    def _kill(self) -> None:
-        """Kill the program with all that it started; on systems other than Linux, its process group.
-
-        The group remains if the supervisor was killed, by the program itself or for lack of memory.
-        """
-        if supervisor.is_supervision_available():
-            supervisor.kill_process_tree(self._process)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _drained(self) -> None:
         rest, descriptor = b"", self._errors.fileno()

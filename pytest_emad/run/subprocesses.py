@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 
 REPLICATE_FLAG = "--emad-afresh"
 PROVIDERS_FILE = "providers"  # file next to the task: names of the decoder providers of the starting run
-RESTART_CODE = """import json, sys
-sys.path[:] = json.loads(sys.argv.pop(1))
-import pytest
-raise SystemExit(pytest.main())"""
 
 _INITIAL_PROVIDERS = pytest.StashKey[list[str]]()
 
@@ -79,23 +75,21 @@ def _obstacle(config: pytest.Config) -> str:
 
 def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
     """Run ``task`` in a new process with this run's command line and import path; its exit status."""
-    from emad_ref.workers.child_process import run_command_for_status  # imported by timing runs only
-
     task.with_name(PROVIDERS_FILE).write_text(json.dumps(_provider_names(config)), encoding="utf-8")
     given = config.invocation_params
-    path = json.dumps([entry or str(given.dir) for entry in sys.path])
-    named = [part for plugin in given.plugins or () for part in ("-p", str(plugin))]
-    command = [
-        sys.executable,
-        "-c",
-        RESTART_CODE,
-        path,
-        f"{REPLICATE_FLAG}={task}",
-        *named,
-        *map(os.fspath, given.args),
-    ]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    return run_command_for_status(command, output, seconds, folder=given.dir, environment=environment)
+    return child_process.run_module_for_status(
+        "pytest",
+        [
+            f"{REPLICATE_FLAG}={task}",
+            *(part for plugin in given.plugins or () for part in ("-p", str(plugin))),
+            *map(os.fspath, given.args),
+        ],
+        output,
+        seconds,
+        folder=given.dir,
+        environment={key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"},
+        path=[entry or str(given.dir) for entry in sys.path],
+    )
 
 
 def _provider_names(config: pytest.Config) -> list[str]:

@@ -5,7 +5,6 @@ Tokens, depths, logits, signals, lengths, caps and work are compared without any
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Request, Session, Step, Unsupported
 from emad_ref.record import Record, Work
-from emad_ref.workers.supervisor import find_descendants
 from pytest_emad.measurements.run_resources import RemoteDecoders, make_reference_decoder
 from pytest_emad.remote.address import parse_address
 from pytest_emad.remote.client import DecoderFailed
@@ -238,9 +236,8 @@ def test_a_server_killed_within_a_call_is_one_clear_failure(piped: RemoteDecoder
     """Last test, because it stops the server of all others. SIGKILL during a feed."""
     session, _ = piped.make(asked(loaded, ADAPTIVE)).start(PROMPTS)
     process = piped._remote._connection._transport._process  # type: ignore[union-attr]
-    (server,) = find_descendants(process.pid)  # behind its supervisor
-    os.kill(server, signal.SIGSTOP)  # the server cannot answer before it dies
-    killer = threading.Timer(0.2, os.kill, (server, signal.SIGKILL))
+    process.send_signal(signal.SIGSTOP)  # the server cannot answer before it dies
+    killer = threading.Timer(0.2, process.kill)
     killer.start()
     with pytest.raises(DecoderFailed, match=r"call 'feed': no reply: it was killed by SIGKILL(.|\n)*serving emad-nano"):
         session.feed(TOKENS)

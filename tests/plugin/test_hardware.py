@@ -99,10 +99,10 @@ def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
 
 
 def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
-    def endless(asked: list[str], log: Path, seconds: float, **options: Any) -> Any:
-        raise subprocess.TimeoutExpired(asked, seconds)
+    def endless(module: str, words: list[str], log: Path, seconds: float) -> Any:
+        raise subprocess.TimeoutExpired([module, *words], seconds)
 
-    monkeypatch.setattr(child_process, "run_command_for_status", endless)
+    monkeypatch.setattr(child_process, "run_module_for_status", endless)
     found = hardware.run_suite_to_summary("cost", "emad-nano", "float32", chosen, 100.0)
     assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
     assert "cannot be read" in found["report"]

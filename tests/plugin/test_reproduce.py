@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ from emad_ref.workers import child_process
 from pytest_emad import reproduce
 from pytest_emad.report.schema import REPORT_FILE, STARTED_FILE, read_report
 from tests.unit.report.sample_report import foreign_report, written
+from tests.unit.workers.test_child_process import gone
 
 SUITE = """
 import pytest
@@ -211,9 +214,7 @@ def test_counted(told, emad_settings):
     flag = Path(os.environ["EMAD_NOTED"], "killed")
     if os.environ.get("EMAD_KILLS") and emad_settings.models[0] == "m" and not flag.exists():
         flag.touch()
-        supervisor = Path("/proc", str(os.getppid()), "stat").read_text()
-        worker = int(supervisor.rpartition(")")[2].split()[1])
-        os.kill(worker, signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
         signal.pause()  # this process ends when it sees that the worker is dead
     told("EMAD-E1")
 
@@ -244,10 +245,10 @@ def test_one_process_judges_a_model_in_one_pytest(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the suite finds the worker in /proc")
 def test_tests_that_measure_run_last_and_a_killed_worker_costs_its_unit_only(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
     monkeypatch.setenv("EMAD_KILLS", "1")
     words = ["m", "n", "--out", "out", "--suites", "suites", "--budget", "smoke", "--executor", "processes:2"]
     assert reproduce.main(words) == 0
@@ -282,24 +283,23 @@ def test_installed_suites_are_judged_by_their_package_name(wheel_layout: Path, p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks for the process in /proc")
-def test_a_suite_ends_when_the_command_that_started_it_is_killed(place: Path) -> None:
-    """A resumed command then finds no other process in its folder."""
-    waiting = (
-        "from pathlib import Path; from pytest_emad.run import subprocesses\n"
-        "subprocesses.run_pytest(['waiting.py'], Path('waiting.txt'))"
-    )
-    (place / "waiting.py").write_text(
+@pytest.mark.parametrize("executor", ["here", "processes:2"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_suites_end_with_the_command_that_started_them(place: Path, executor: str, number: signal.Signals) -> None:
+    """A resumed command then finds no other process in its folder. Ctrl-C reaches the whole group."""
+    if executor != "here":
+        pytest.importorskip("distributed", reason="extra cluster")
+    (place / "suites/test_both.py").write_text(
         "import os, time\ndef test(): open(f'waits-{os.getpid()}', 'w').close(); time.sleep(60)"
     )
-    started = os.posix_spawn(sys.executable, [sys.executable, "-c", waiting], os.environ)
-    while not (found := list(place.glob("waits-*"))):
-        assert os.waitpid(started, os.WNOHANG) == (0, 0), "it ended before its suite began"
-        time.sleep(0.1)
-    os.kill(started, 9)
-    os.waitpid(started, 0)
-    for _ in range(100):
-        if not Path("/proc", found[0].name.removeprefix("waits-")).exists():
-            return
-        time.sleep(0.1)
-    pytest.fail("the suite still runs")
+    words = ["m", "n", "--out", "out", "--suites", "suites", "--budget", "smoke", "--executor", executor]
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{hears}; from pytest_emad import reproduce; raise SystemExit(reproduce.main({words}))"
+    expected = 1 if executor == "here" else 2
+    with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as started:
+        while len(found := list(place.glob("waits-*"))) < expected:
+            assert started.poll() is None, "it ended before its suites began"
+            time.sleep(0.1)
+        os.killpg(started.pid, number)
+        assert started.wait(60) == -number
+    assert all(gone(int(path.name.removeprefix("waits-"))) for path in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +37,10 @@ def nano() -> LoadedModel:
 
 
 @pytest.fixture
-def crew() -> WorkerPool:
+def crew() -> Iterator[WorkerPool]:
     """Return a pool of threads, which start at once and finish in any order."""
-    return WorkerPool("threads", lambda: ThreadPoolExecutor(2), 3)
+    with ThreadPoolExecutor(2) as executor:
+        yield WorkerPool("threads", executor.submit, 3)
 
 
 def plan_of(loaded: LoadedModel) -> CalibrationPlan:
@@ -61,6 +62,17 @@ def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(
     )
     assert together.statistics == alone.statistics
     assert together.to_json() == alone.to_json()
+
+
+@pytest.mark.slow
+def test_a_profile_by_two_processes_is_the_profile_of_one_to_the_last_bit(nano: LoadedModel) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    plan = plan_of(nano)
+    with open_workers("processes:2") as pool:
+        assert pool is not None
+        parts = worker_statistics_source(pool, ModelSpec.from_loaded(nano), plan)
+        together = calibrate(nano.stepper, plan, corpora(nano), parts=parts)
+    assert together.to_json() == calibrate(nano.stepper, plan, corpora(nano)).to_json()
 
 
 def test_a_run_that_was_interrupted_goes_on_with_workers(nano: LoadedModel, crew: WorkerPool, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Child processes: status, output and time limits; no descendant outlives them or their parent."""
+"""Child processes: status, output and time limits; what they started ends with them, and they with their parent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from emad_ref.workers import child_process, supervisor
+from emad_ref.workers import child_process
 
 # a background process of a shell without job control ignores SIGINT, and so do its children
 HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -27,20 +28,40 @@ finally:
 """
 
 
-def status(program: str, output: Path, seconds: float) -> int:
-    return child_process.run_command_for_status(
-        [sys.executable, "-c", program], output, seconds, folder=output.parent, environment=os.environ
-    )
+@pytest.fixture(autouse=True)
+def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+
+
+def status(program: str, folder: Path, seconds: float) -> int:
+    (folder / "mine.py").write_text(program)
+    return child_process.run_module_for_status("mine", [], folder / "log", seconds)
 
 
 @pytest.mark.parametrize(("ends", "expected"), [("3", 3), ("'no'", 1), ("0", 0)])
 def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Path) -> None:
     program = f"import sys; print(sys.stdin.read() or 'nobody speaks', flush=True); sys.exit({ends})"
-    assert status(program, tmp_path / "said", 30) == expected
-    assert (tmp_path / "said").read_text().startswith("nobody speaks")
+    assert status(program, tmp_path, 30) == expected
+    assert (tmp_path / "log").read_text().startswith("nobody speaks")
 
 
-@pytest.mark.skipif(not supervisor.is_supervision_available(), reason="the system does not list child processes")
+def test_a_signal_is_a_negative_status(tmp_path: Path) -> None:
+    assert status("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", tmp_path, 30) == -signal.SIGTERM
+
+
+def test_a_module_runs_in_a_folder_with_its_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
+    assert child_process.run_module_for_status("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
+    assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
+
+
+def test_environment_and_import_path_are_those_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os, sys; print(os.environ['MARK'], sys.path[-1])")
+    path, environment = [str(tmp_path), *sys.path, "/nowhere"], {"MARK": "x"}
+    child_process.run_module_for_status("mine", [], tmp_path / "log", environment=environment, path=path)
+    assert (tmp_path / "log").read_text() == "x /nowhere\n"
+
+
 @pytest.mark.parametrize(
     ("listens", "closed"),
     [(HEARS, True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
@@ -49,49 +70,54 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
 def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
     listens: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also children in their own session; one that ignores the interrupt is killed."""
-    monkeypatch.setattr(child_process, "GRACE_S", 0.5)
-    said = tmp_path / "said"
+    """One that ignores the interrupt is killed, with children in sessions of their own."""
+    monkeypatch.setattr(child_process, "GRACE_S", 5.0 if closed else 0.5)
     with pytest.raises(subprocess.TimeoutExpired):
-        status(STARTS.format(listens), said, 2.0)
-    first, *rest = said.read_text().splitlines()
+        status(STARTS.format(listens), tmp_path, 3.0)
+    first, *rest = (tmp_path / "log").read_text().splitlines()
     assert ("closed" in rest) is closed
-    for each in map(int, first.split()):
-        assert gone(each)
+    same_session, own_session = map(int, first.split())
+    assert gone(same_session)
+    if not closed:
+        assert gone(own_session)
+    else:  # a daemon by now: its session is its own, and its parent has exited
+        os.kill(own_session, signal.SIGKILL)
 
 
-def gone(process: int) -> bool:
-    """Return whether it ended within a second: an unreaped child may stay a zombie until its new parent reaps it."""
-    for _ in range(100):
+def gone(process: int, seconds: float = 10.0) -> bool:
+    """Return whether it ends in time: an unreaped child may stay a zombie until its new parent reaps it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
         try:
-            said = Path(f"/proc/{process}/stat").read_text()
-        except FileNotFoundError:
-            return True
-        if said.rpartition(")")[2].split()[0] == "Z":
+            if psutil.Process(process).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
             return True
         time.sleep(0.01)
     return False
 
 
-def test_descendants_are_children_and_theirs() -> None:
-    if not supervisor.is_supervision_available():
-        assert supervisor.find_descendants(os.getpid()) == set()
-        return
-    before = supervisor.find_descendants(os.getpid())
-    program = "import subprocess; subprocess.run(['sleep', '60'])"
-    child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
-    try:
-        for _ in range(500):
-            found = supervisor.find_descendants(os.getpid()) - before
-            if len(found) == 2:
-                break
-            time.sleep(0.01)
-        assert child.pid in found
-        (grandchild,) = found - {child.pid}
-        assert supervisor.find_descendants(child.pid) == {grandchild}
-    finally:
-        os.killpg(child.pid, 9)
-        child.wait()
+LEAVES = """
+import os, time
+if not os.fork():
+    if not os.fork():
+        {}
+        os.write(1, b"%d\\n" % os.getpid())
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("leaves", ["pass", "os.setsid()"], ids=["its parent", "its parent and its session"])
+def test_only_a_process_that_leaves_its_parent_and_its_session_survives(leaves: str, tmp_path: Path) -> None:
+    assert status(LEAVES.format(leaves), tmp_path, 30) == 0
+    left = int((tmp_path / "log").read_text())
+    survives = leaves != "pass"
+    assert gone(left, 1.0 if survives else 10.0) is not survives
+    if survives:
+        os.kill(left, signal.SIGKILL)
 
 
 WAITS = """
@@ -101,38 +127,36 @@ run_module_for_status('mine', [], Path('log'))
 """
 
 
-@pytest.fixture
-def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-
-
-@pytest.mark.usefixtures("on_path")
-def test_a_module_runs_in_a_folder_and_returns_its_status(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:]); sys.exit(7)")
-    assert child_process.run_module_for_status("mine", ["a", "b"], tmp_path / "log", folder=tmp_path) == 7
-    assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
-
-
-@pytest.mark.usefixtures("on_path")
-@pytest.mark.skipif(not supervisor.is_supervision_available(), reason="the system does not list child processes")
-def test_a_module_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
-    with pytest.raises(subprocess.TimeoutExpired):
-        child_process.run_module_for_status("mine", [], tmp_path / "log", 3.0)
-    first, *rest = (tmp_path / "log").read_text().splitlines()
-    assert "closed" in rest
-    assert all(gone(each) for each in map(int, first.split()))
-
-
-@pytest.mark.usefixtures("on_path")
-def test_a_module_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+def test_a_module_ends_with_what_it_started_when_its_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, subprocess, time\nprint(os.getpid(), subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
     waiting = subprocess.Popen([sys.executable, "-c", WAITS], cwd=tmp_path)
     log = tmp_path / "log"
-    for _ in range(1000):
+    for _ in range(3000):
         if log.exists() and log.read_text().endswith("\n"):
             break
         time.sleep(0.01)
     waiting.send_signal(signal.SIGKILL)
     waiting.wait()
-    assert gone(int(log.read_text()))
+    assert all(gone(int(each)) for each in log.read_text().split())
+
+
+def test_an_interrupt_of_the_parent_reaches_the_child(tmp_path: Path) -> None:
+    """The child is in another session, so a terminal's Ctrl-C reaches the parent alone."""
+    (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
+    heard = f"import signal; {HEARS}\n{WAITS}"
+    waiting = subprocess.Popen([sys.executable, "-c", heard], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    log = tmp_path / "log"
+    for _ in range(3000):
+        if log.exists() and log.read_text().endswith("\n"):
+            break
+        time.sleep(0.01)
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(30) == -signal.SIGINT
+    first, *rest = log.read_text().splitlines()
+    assert "closed" in rest
+    same_session, own_session = map(int, first.split())
+    assert gone(same_session)
+    os.kill(own_session, signal.SIGKILL)

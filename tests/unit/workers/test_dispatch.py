@@ -5,22 +5,25 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from emad_ref.errors import BadArgument
+from emad_ref.workers import dispatch
 from emad_ref.workers.dispatch import (
-    MAX_LOSSES,
+    DEATHS_ALLOWED,
     NANNY_TRIM_THRESHOLD,
     WorkerPool,
     WorkersLost,
@@ -29,38 +32,27 @@ from emad_ref.workers.dispatch import (
     keep_freed_memory,
     open_workers,
 )
+from tests.unit.workers.test_child_process import gone
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def threads(ahead: int = 3) -> WorkerPool:
-    return WorkerPool("threads", lambda: ThreadPoolExecutor(3), ahead)
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], WorkerPool]]:
+    """Return a function that makes a pool of threads with so many units ahead."""
+    with ThreadPoolExecutor(3) as executor:
+        yield lambda ahead: WorkerPool("threads", executor.submit, ahead)
 
 
-class DyingExecutor(Executor):
-    """Runs a unit when it is submitted, or loses a worker on it; the others continue."""
-
-    def __init__(self, deadly: Callable[[Any], bool]):
-        self._deadly = deadly
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._deadly(args[0]):
-            future.set_exception(BrokenExecutor("its worker was killed"))
-        else:
-            future.set_result(fn(*args))
-        return future
-
-
-def test_results_come_in_the_order_of_units() -> None:
+def test_results_come_in_the_order_of_units(threads) -> None:
     def slow_at_first(unit: int) -> int:
         Event().wait(0.05 if unit == 0 else 0.0)
         return -unit
 
-    assert list(dispatch_in_order(threads(), slow_at_first, range(7))) == [(n, -n) for n in range(7)]
+    assert list(dispatch_in_order(threads(3), slow_at_first, range(7))) == [(n, -n) for n in range(7)]
 
 
-def test_no_more_units_are_out_than_the_pool_allows() -> None:
+def test_no_more_units_are_out_than_the_pool_allows(threads) -> None:
     taken = 0
 
     def units() -> Any:
@@ -69,72 +61,49 @@ def test_no_more_units_are_out_than_the_pool_allows() -> None:
             taken += 1
             yield unit
 
-    results = dispatch_in_order(threads(ahead=4), lambda unit: unit, units())
+    results = dispatch_in_order(threads(4), lambda unit: unit, units())
     for done in range(1, 6):
         next(results)
         assert taken <= done + 3
     results.close()
 
 
-@pytest.mark.parametrize("killed", [0, 1, 4])
-def test_the_unit_of_a_dead_worker_runs_again_and_no_finished_one(killed: int) -> None:
-    runs: list[int] = []
-    deaths = [killed]
-
-    def deadly(unit: int) -> bool:
-        return unit in deaths and not deaths.remove(unit)  # type: ignore[func-returns-value]
-
-    def function(unit: int) -> int:
-        runs.append(unit)
-        return unit * unit
-
-    pool = WorkerPool("mortals", lambda: DyingExecutor(deadly), 3)
-    assert [result for _, result in dispatch_in_order(pool, function, range(6))] == [n * n for n in range(6)]
-    assert sorted(runs) == list(range(6))
-
-
-def test_a_unit_that_kills_every_worker_is_an_error() -> None:
-    asked: list[int] = []
-
-    def deadly(unit: int) -> bool:
-        asked.append(unit)
-        return unit == 2
-
-    results = dispatch_in_order(WorkerPool("mortals", lambda: DyingExecutor(deadly), 2), lambda unit: unit, range(5))
-    assert [next(results), next(results)] == [(0, 0), (1, 1)]
-    with pytest.raises(WorkersLost, match=rf"mortals: workers died {MAX_LOSSES} times in a row.*resume the command"):
-        next(results)
-    assert asked.count(2) == MAX_LOSSES
-
-
-def test_losses_are_counted_in_a_row() -> None:
-    left = dict.fromkeys(range(5), MAX_LOSSES - 1)
-
-    def deadly(unit: int) -> bool:
-        left[unit] -= 1
-        return left[unit] >= 0
-
-    pool = WorkerPool("mortals", lambda: DyingExecutor(deadly), 1)
-    assert [result for _, result in dispatch_in_order(pool, lambda unit: unit, range(5))] == list(range(5))
-
-
-def test_an_error_of_the_function_is_raised_at_once() -> None:
+def test_an_error_of_the_function_is_raised_with_its_unit_and_cancels_the_others() -> None:
     asked = []
 
     def fails(unit: int) -> int:
         asked.append(unit)
         if unit == 1:
             raise ZeroDivisionError("of this unit")
+        Event().wait(0.5 if unit > 1 else 0.0)
         return unit
 
-    results = dispatch_in_order(WorkerPool("threads", lambda: ThreadPoolExecutor(1), 1), fails, range(5))
-    assert next(results) == (0, 0)
-    with pytest.raises(ZeroDivisionError, match="of this unit"):
-        next(results)
-    assert asked == [0, 1]
+    with ThreadPoolExecutor(1) as one:
+        results = dispatch_in_order(WorkerPool("one thread", one.submit, 3), fails, range(9))
+        assert next(results) == (0, 0)
+        with pytest.raises(ZeroDivisionError, match="of this unit") as raised:
+            next(results)
+    assert raised.value.__notes__ == ["unit 2 of one thread"]
+    assert 3 not in asked
 
 
-def test_units_that_measure_run_last_and_alone() -> None:
+def test_a_unit_on_which_workers_died_is_an_error_with_its_cause() -> None:
+    class Died(Exception):
+        pass
+
+    def dies(unit: int) -> int:
+        if unit == 2:
+            raise Died("three workers died. Ask the manual")
+        return unit
+
+    with ThreadPoolExecutor(1) as one:
+        results = dispatch_in_order(WorkerPool("mortals", one.submit, 2, deaths=(Died,)), dies, range(5))
+        assert [next(results), next(results)] == [(0, 0), (1, 1)]
+        with pytest.raises(WorkersLost, match=r"mortals: unit 3 got no result \(Died: three workers died\); .*resume"):
+            next(results)
+
+
+def test_units_that_measure_run_last_and_alone(threads) -> None:
     at_work, beside = set[int](), dict[int, set[int]]()
 
     def noted(unit: int) -> int:
@@ -145,7 +114,7 @@ def test_units_that_measure_run_last_and_alone() -> None:
         return unit
 
     found = [
-        unit for unit, _ in dispatch_timed_units_after_others(threads(), noted, range(9), lambda unit: unit % 3 == 0)
+        unit for unit, _ in dispatch_timed_units_after_others(threads(3), noted, range(9), lambda unit: unit % 3 == 0)
     ]
     assert found == [1, 2, 4, 5, 7, 8, 0, 3, 6]
     assert [beside[unit] for unit in (0, 3, 6)] == [set(), set(), set()]
@@ -155,34 +124,22 @@ def test_units_that_measure_run_last_and_alone() -> None:
 # ---------------------------------------------------------------- addresses
 
 
-def dies_once(unit: tuple[int, str]) -> tuple[int, int]:
-    """Return the unit's number and the process, which exits at unit 2 the first time."""
-    number, folder = unit
-    first = Path(folder, "died")
-    if number == 2 and not first.exists():
-        first.touch()
-        os._exit(9)
-    return number, os.getpid()
-
-
 def test_here_is_no_pool() -> None:
     with open_workers("here") as pool:
         assert pool is None
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["", "there", "processes", "processes:0", "processes:2x0", "processes:-1", "slurm://", "slurm://jobs?jobs=none"],
+    "address", ["", "there", "processes", "processes:0", "processes:2x0", "processes:-1", "tcp://x:1"]
 )
 def test_an_unknown_address_is_refused_with_the_known_forms(address: str) -> None:
-    if address.startswith("slurm"):
-        pytest.importorskip("submitit")
-    with pytest.raises(BadArgument, match="executor="), open_workers(address):
+    known = "one of here, processes:N, processes:NxTHREADS, dask://HOST:PORT"
+    with pytest.raises(BadArgument, match=f"executor=.*{known}"), open_workers(address):
         pass
 
 
 def test_a_scheduler_out_of_reach_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="extra cluster")
 
     def out_of_reach(*ignored: object, **options: object) -> None:
         raise OSError("nobody listens")
@@ -192,46 +149,131 @@ def test_a_scheduler_out_of_reach_is_named_with_its_remedy(monkeypatch: pytest.M
         pass
 
 
-@pytest.mark.parametrize(("address", "package"), [("dask://x:1", "distributed"), ("slurm://jobs", "submitit")])
-def test_a_missing_package_is_named_with_its_extra(address: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BadArgument, match=rf"the package {package}; pip install 'pytest-emad\["), open_workers(address):
+@pytest.mark.parametrize("address", ["dask://x:1", "processes:2"])
+def test_without_dask_the_error_names_the_extra(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    said = r"the package distributed; pip install 'pytest-emad\[cluster\]'"
+    with pytest.raises(BadArgument, match=said), open_workers(address):
         pass
 
 
-def test_processes_are_others_and_a_killed_one_costs_no_result(tmp_path: Path) -> None:
+def process_and_threads(number: int) -> tuple[int, int, str | None, int]:
+    import torch
+
+    time.sleep(0.5)  # long enough that no process takes all units
+    return number, os.getpid(), os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+
+
+def listening_hosts(process: psutil.Process) -> set[str]:
+    return {each.laddr.ip for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize(("address", "threads"), [("processes:2", 1), ("processes:2x2", 2)])
+def test_processes_are_others_with_so_many_threads_and_ports_of_this_machine_alone(address: str, threads: int) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    before, ours = dict(os.environ), psutil.Process()
+    hosts = listening_hosts(ours)
+    with open_workers(address) as pool:
+        assert pool is not None
+        assert pool.ahead == 8
+        results = [result for _, result in dispatch_in_order(pool, process_and_threads, range(6))]
+        workers = {process for _, process, _, _ in results}
+        assert listening_hosts(ours) - hosts <= {"127.0.0.1"}
+        assert [listening_hosts(psutil.Process(each)) for each in workers] == [{"127.0.0.1"}] * 2
+    assert [number for number, _, _, _ in results] == [*range(6)]
+    assert len(workers) == 2
+    assert os.getpid() not in workers
+    assert {(said, used) for _, _, said, used in results} == {(str(threads), threads)}
+    assert not any(psutil.pid_exists(each) for each in workers)
+    assert dict(os.environ) == before
+
+
+def dies(unit: tuple[int, str, int]) -> int:
+    """Return the unit's number; unit 2 ends its process the first times, and leaves a file each time."""
+    number, folder, deaths = unit
+    before = len(list(Path(folder).iterdir()))
+    if number == 2 and before < deaths:
+        Path(folder, f"died {before}").touch()
+        os._exit(9)
+    return number
+
+
+def test_a_killed_process_costs_no_result(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    units = [(number, str(tmp_path), 1) for number in range(5)]
     with open_workers("processes:2") as pool:
         assert pool is not None
-        results = [result for _, result in dispatch_in_order(pool, dies_once, [(n, str(tmp_path)) for n in range(5)])]
-    assert (tmp_path / "died").exists()
-    assert [number for number, _ in results] == [*range(5)]
-    assert os.getpid() not in {process for _, process in results}
+        assert [result for _, result in dispatch_in_order(pool, dies, units)] == [*range(5)]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
-    """After any end of the parent, no worker runs beside the next run."""
-    program = f"from tests.unit.workers.test_dispatch import orphaned; orphaned({str(tmp_path)!r})"
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as started:
-        while not (found := list(tmp_path.iterdir())):
-            time.sleep(0.05)
-        started.kill()
-    worker = int(found[0].name)
-    for _ in range(100):
-        if not Path(f"/proc/{worker}").exists():
-            break
-        time.sleep(0.1)
-    assert not Path(f"/proc/{worker}").exists()
+def test_a_unit_that_kills_every_process_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    units = [(number, str(tmp_path), 99) for number in range(5)]
+    with open_workers("processes:2") as pool:
+        assert pool is not None
+        results = dispatch_in_order(pool, dies, units)
+        assert [result for _, (_, result) in zip(range(2), results, strict=False)] == [0, 1]
+        with pytest.raises(WorkersLost, match=r"^processes:2: unit 3 got no result \(KilledWorker: Attempted to run "):
+            next(results)
+    assert len(list(tmp_path.iterdir())) == DEATHS_ALLOWED + 1
 
 
-def orphaned(folder: str) -> None:
+def test_a_run_whose_processes_are_not_replaced_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    short = {"distributed.deploy.lost-worker-timeout": "1ms", "distributed.scheduler.no-workers-timeout": "2s"}
+    monkeypatch.setattr(dispatch, "LOCAL_SETTINGS", dispatch.LOCAL_SETTINGS | short)
     with open_workers("processes:1") as pool:
         assert pool is not None
-        list(dispatch_in_order(pool, works_on, [folder]))
+        with pytest.raises(WorkersLost, match=r"unit 1 got no result \(NoWorkerError: .* without any running workers"):
+            list(dispatch_in_order(pool, dies, [(2, str(tmp_path), 1)]))
 
 
-def works_on(folder: str) -> None:
+def refuses(unit: int) -> int:
+    if unit == 1:
+        raise BadArgument("layer", 13, "1 to 12")
+    return unit
+
+
+def test_an_error_in_a_process_is_the_callers_and_names_the_unit() -> None:
+    pytest.importorskip("distributed", reason="extra cluster")
+    with open_workers("processes:1") as pool:
+        assert pool is not None
+        with pytest.raises(BadArgument, match="layer=13, but expected 1 to 12") as raised:
+            list(dispatch_in_order(pool, refuses, range(3)))
+    assert raised.value.__notes__ == ["unit 2 of processes:1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
+    """After any end of the parent, no worker runs beside the next run. Ctrl-C reaches the whole group."""
+    pytest.importorskip("distributed", reason="extra cluster")
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{hears}\nfrom tests.unit.workers.test_dispatch import waits; waits({str(tmp_path)!r})"
+    line = [sys.executable, "-c", program]
+    with subprocess.Popen(line, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True) as started:
+        while len(found := list(tmp_path.iterdir())) < 2:
+            assert started.poll() is None
+            time.sleep(0.05)
+        if number == signal.SIGINT:
+            os.killpg(started.pid, number)
+        else:
+            started.kill()
+        _, said = started.communicate(timeout=60)
+    assert started.returncode == -number
+    assert said.count("Traceback") == (number == signal.SIGINT), "the parent alone reports Ctrl-C"
+    assert all(gone(int(path.name)) for path in found)
+
+
+def waits(folder: str) -> None:
+    with open_workers("processes:2") as pool:
+        assert pool is not None
+        list(dispatch_in_order(pool, sleeps, [folder] * 120))
+
+
+def sleeps(folder: str) -> None:
     Path(folder, str(os.getpid())).touch()
-    time.sleep(60)
+    time.sleep(1)
 
 
 def test_units_go_to_a_dask_scheduler_and_come_back_in_order() -> None:
@@ -266,13 +308,3 @@ def test_the_known_threshold_is_dasks_default() -> None:
     dask = pytest.importorskip("dask")
     pytest.importorskip("distributed")
     assert str(dask.config.get("distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_")) == NANNY_TRIM_THRESHOLD
-
-
-@pytest.mark.slow
-def test_a_lost_job_of_a_cluster_runs_again(tmp_path: Path) -> None:
-    """submitit's own local cluster: jobs are processes, and logs and pickles files."""
-    pytest.importorskip("submitit")
-    with open_workers(f"slurm://{tmp_path}/jobs?cluster=local&jobs=2&timeout_min=2") as pool:
-        assert pool is not None
-        results = [result for _, result in dispatch_in_order(pool, dies_once, [(n, str(tmp_path)) for n in range(4)])]
-    assert [number for number, _ in results] == list(range(4))
