@@ -9,6 +9,8 @@ that the main job cannot lean on what only the tests install. Exit status 1 if a
     .ci/run main-job     one of them
     .ci/run --print      show the commands, run nothing
 
+Before the tests bubblewrap is installed by apt, if this system lets us; without it the tests of confined programs skip.
+
 ``newest`` installs the wheels as a user does, without constraints. Only torch is the tested release, which a CPU index
 serves without CUDA. Then all suites run on emad-nano. ``oldest`` (``tox -e oldest``) does the same at the floors of
 pyproject.toml, with that torch.
@@ -84,6 +86,25 @@ def run(text: str, folder: Path) -> int:
     ).returncode
 
 
+def install_bubblewrap() -> None:
+    """Install bubblewrap by apt-get, as root or by sudo without a password; print one line if that fails."""
+    if shutil.which("bwrap"):
+        return
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    # `timeout` ends apt-get also where sudo runs it, whose processes we may not kill
+    apt = [*root, "timeout", "150", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=60"]
+    for words in (["update"], ["install", "-y", "bubblewrap"]):
+        try:
+            done = subprocess.run([*apt, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            reason = done.stderr.strip() or f"exit status {done.returncode}" if done.returncode else ""
+        except OSError as error:
+            reason = str(error)
+        if reason:
+            last = reason.splitlines()[-1]
+            print(f"bubblewrap is not installed, and the tests that need it skip: {last}", flush=True)
+            return
+
+
 def main(arguments: list[str]) -> int:
     only_print = "--print" in arguments
     marks = [argument for argument in arguments if argument != "--print"] or [*MARKS, "newest"]
@@ -91,6 +112,8 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"{unknown[0]!r}, but expected one of {', '.join((*MARKS, *RANGES))}, --print")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = {mark: installed_job(mark) if mark in RANGES else command(readme, mark) for mark in marks}
+    if "tests" in marks and not only_print:
+        install_bubblewrap()
     failed = []
     for mark, text in commands.items():
         print(f"=== {mark}\n{text}", flush=True)

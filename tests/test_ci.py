@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -36,11 +37,19 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / ".gitignore").write_text("ignored\n")
     for name in ("ignored", "untracked"):
         (tmp_path / name).touch()
+    write_program(tmp_path / "bin/bwrap", "")  # so that no test installs it
     return tmp_path
 
 
+def write_program(path: Path, lines: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
 def ci(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    """Run ``.ci/run`` with the checkout's ``bin``, if it has one, before the system's programs."""
+    path = os.pathsep.join([str(checkout / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         [checkout / ".ci" / "run", *arguments],
         cwd=checkout,
@@ -80,6 +89,46 @@ def test_a_job_alone_succeeds(checkout: Path) -> None:
     done = ci(checkout, "tests")
     assert done.returncode == 0, done.stdout
     assert "=== main-job" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("apt", "user", "said"),
+    [
+        ('echo "$0 $@" >> "$ASKED"', 0, ""),
+        ('echo "$0 $@" >> "$ASKED"', 1000, ""),
+        ("echo one >&2; echo Unable to fetch >&2; exit 100", 0, ": Unable to fetch"),
+        ("exit 100", 0, ": exit status 100"),
+        (None, 0, "No such file or directory"),
+    ],
+)
+def test_bubblewrap_is_installed_where_apt_is_and_else_one_line_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    apt: str | None, user: int, said: str,
+) -> None:  # fmt: skip
+    spec = importlib.util.spec_from_file_location("ci_run", ROOT / ".ci" / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    folder = tmp_path / "bin"
+    write_program(folder / "sudo", 'test "$1" = -n && shift && exec "$@"')
+    (folder / "timeout").symlink_to(shutil.which("timeout") or "timeout")
+    if apt is not None:
+        write_program(folder / "apt-get", apt)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    program.install_bubblewrap()
+    printed = capfd.readouterr().out
+    if said:
+        assert printed.startswith("bubblewrap is not installed, and the tests that need it skip: ")
+        assert printed.endswith(f"{said}\n")
+        assert printed.count("\n") == 1
+    else:
+        assert printed == ""
+        updated, installed = (tmp_path / "asked").read_text().splitlines()
+        assert updated.endswith(" update")
+        assert installed.endswith(" install -y bubblewrap")
 
 
 def test_unknown_jobs_are_refused(checkout: Path) -> None:

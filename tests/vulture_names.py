@@ -9,8 +9,6 @@ mode, ignored, cache_hook, types, axis  # parameters that a library's interface 
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 load_task_splits, generate_world_splits, add_boxed_answers  # named in tasks' YAML
 compute_world_code_metrics, compute_humaneval_metrics  # also named in tasks' YAML
-run_sandbox_plan, start_role  # exec'd in the sandbox's children
-run_program  # of the sandbox, for programs without a check
 __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # also lazy names, for users: docs/python.md

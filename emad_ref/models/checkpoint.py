@@ -7,7 +7,6 @@ shape are refused by name, except tables that are computed today.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -21,13 +20,10 @@ from transformers import PreTrainedConfig
 
 from emad_ref.errors import BadArgument, is_whole
 from emad_ref.files import (
-    BadFile,
     describe_file_kind,
     open_regular_file,
     parse_json,
     read_json,
-    read_text,
-    reject_duplicate_keys,
 )
 from emad_ref.models.bundled import CONFIG
 from emad_ref.models.diagnosis import describe_dequantisation, describe_other_names, describe_other_task
@@ -124,7 +120,6 @@ UNREAD_FILES = re.compile(
     r"|^(value_head|medusa|lm_head|pytorch_model_head).*|^modules\.json$|^quant.*config\.json$|^hf_quant_config\.json$"
 )
 READ_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
-NAMED_FILES = ("configuration_files", "fast_tokenizer_files")  # lists of names that transformers chooses from
 CONFIG_PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and keys that end in _config
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 LARGEST_HEADER = 100_000_000  # bytes, by the format
@@ -232,33 +227,10 @@ def read_config(name: str, folder: Path) -> dict[str, Any]:
         remedy = describe_dequantisation(method) if quantised else f"remove the key from {CONFIG}"
         problem = f"config.{part}quantization_config says {method!r:.60}: {remedy}"
         raise BadArgument("name", name, "weights that are not quantised", problem)
-    _require_file_names(name, folder, config, CONFIG)
-    for settings in (folder / "tokenizer_config.json", folder / GENERATION_CONFIG):
-        if settings.is_file():
-            _require_file_names(name, folder, _read_settings(settings), settings.name)
+    listed = config.get("configuration_files")  # from which transformers chooses
+    for each in listed if isinstance(listed, list) else [] if listed is None else [listed]:
+        _file_in_folder(name, folder, each, f"{CONFIG}: configuration_files")
     return config
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Read a JSON object with numbers of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
-    try:
-        settings = json.loads(read_text(path, path.name), object_pairs_hook=reject_duplicate_keys)
-        if not isinstance(settings, dict):
-            raise ValueError(f"it holds a {type(settings).__name__}")
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, BadFile):
-            raise
-        raise BadFile(
-            path.name, path, "an object of JSON", str(error), "mend it, or fetch it from its source"
-        ) from error
-    return settings
-
-
-def _require_file_names(name: str, folder: Path, settings: Mapping[str, Any], file: str) -> None:
-    for key in NAMED_FILES:
-        listed = settings.get(key)
-        for each in listed if isinstance(listed, list) else [] if listed is None else [listed]:
-            _file_in_folder(name, folder, each, f"{file}: {key}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ The tokenizer is built here: a byte-level BPE from the file's tokens and merges,
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -65,7 +64,6 @@ SINGLE_VALUES = {  # keys with one value that this reader follows
     "tokenizer.ggml.add_sep_token": False,
     "tokenizer.ggml.remove_extra_whitespaces": False,
 }
-NEEDED = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
 ANY = object()  # llama.cpp's value without a key depends on more than the config
 PLAIN_TYPES = ("F32", "F16", "BF16")
 CHECKED_TOKENS = 32  # of the text on which the written model is compared
@@ -79,13 +77,18 @@ def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
 
     Raises:
         BadArgument: no GGUF file, an architecture, quantisation or tokenizer that cannot be read, tensors that are
-            missing or do not fit its sizes, or different logits of the written model.
+            missing or do not fit its sizes, or different logits of the written model. Damaged metadata may raise any
+            error of gguf, Transformers or tokenizers, which becomes this one.
     """
-    reader = _open(path)
-    with _readable(path, "GGUF metadata"):
+    expected = "a GGUF file that gguf and Transformers can read, with a byte-level BPE"
+    remedy = "fetch it once more if it is cut off, else name the model's folder in the format of Transformers"
+    with convert_errors_to_bad_argument("file", path.name, expected, remedy):
+        reader = import_module("gguf").GGUFReader(str(path))
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    read = _read_model(path, reader, metadata)
-    tokenizer = _tokenizer(path, metadata)
+        read = _read_model(path, reader, metadata)
+        tokenizer = _tokenizer(path, metadata)
+        ids = torch.arange(min(CHECKED_TOKENS, read.config.vocab_size))[None]
+        logits = _compute_logits(read, ids)
     settings = read.config.to_dict()
     settings.pop("quantization_config", None)  # its weights are plain numbers by now
     model = type(read)(type(read.config).from_dict(settings))
@@ -95,41 +98,27 @@ def convert_gguf(path: Path, folder: Path) -> tuple[str, dict[str, str]]:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     written = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    ids = torch.arange(min(CHECKED_TOKENS, read.config.vocab_size))[None]
-    with _readable(path, "a model that runs on tokens"), torch.inference_mode():
-        if not torch.equal(read.eval()(ids).logits, written.eval()(ids).logits):
-            raise BadArgument("file", path.name, "a model that Transformers can write", "its logits change, or are NaN")
+    if not torch.equal(logits, _compute_logits(written, ids)):
+        raise BadArgument("file", path.name, "a model that Transformers can write", "its logits change, or are NaN")
     return _quantisation(reader), {name: version(name) for name in ("gguf", "torch", "transformers")}
 
 
-def _readable(path: Path, expected: str) -> AbstractContextManager[None]:
-    """Turn any error of gguf, Transformers or tokenizers into BadArgument: damaged metadata may raise any of them."""
-    remedy = "fetch it once more if it is cut off, else name the model's folder in the format of Transformers"
-    return convert_errors_to_bad_argument("file", path.name, expected, remedy)
-
-
-def _open(path: Path) -> Any:
-    with _readable(path, "a GGUF file"):
-        return import_module("gguf").GGUFReader(str(path))
+@torch.inference_mode()
+def _compute_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = model.eval()(ids).logits
+    return logits
 
 
 def _read_model(path: Path, reader: Any, metadata: dict[str, Any]) -> Any:
     """The model as Transformers dequantises it. Refuses missing tensors, which Transformers would draw at random."""
     stored = TensorDtypesAndElementCounts({}, {tensor.name: int(tensor.n_elements) for tensor in reader.tensors})
-    architecture = metadata.get("general.architecture")
-    for key in (f"{architecture}.{name}" for name in NEEDED):
-        if key not in metadata:
-            raise BadArgument(key, None, f"this key in {path.name}", f"convert {path.name} again")
-    with _readable(path, "a GGUF file that Transformers and gguf can dequantise"):
-        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        require_positive_sizes(config.get_text_config(), f"convert {path.name} again")
-        _require_metadata_read(path, metadata, config.get_text_config())
-        require_config_within_stored_size(
-            path.name, geometry_of(config), sum(stored.numbers.values()), stored.block_count
-        )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(path.parent), gguf_file=path.name, dtype=torch.float32, output_loading_info=True
-        )
+    config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+    require_positive_sizes(config.get_text_config(), f"convert {path.name} again")
+    _require_metadata_read(path, metadata, config.get_text_config())
+    require_config_within_stored_size(path.name, geometry_of(config), sum(stored.numbers.values()), stored.block_count)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32, output_loading_info=True
+    )
     model, filling = loaded
     require_all_weights_loaded(path.name, model, filling)
     _require_tensors_read(path, stored.numbers, model, metadata["general.architecture"])
@@ -191,6 +180,11 @@ def _require_metadata_read(path: Path, metadata: dict[str, Any], config: Any) ->
     architecture = metadata["general.architecture"]
     settings = {f"{architecture}.{key}": pair for key, pair in _settings(config).items()}
     followed = SINGLE_VALUES | {key: does for key, (does, _) in settings.items()}
+    for key, (does, assumed) in settings.items():  # first: other keys may differ because one is missing
+        if key not in metadata and assumed is not ANY and not _is_same(assumed, does):
+            expected = f"{does}: the model that Transformers makes of {path.name} has no other"
+            known = "" if assumed is None else f"without the key llama.cpp takes {assumed}: "
+            raise BadArgument(key, None, expected, known + REMEDY)
     for key, value in metadata.items():
         if key in followed:
             if not _is_same(value, followed[key]):
@@ -199,11 +193,6 @@ def _require_metadata_read(path: Path, metadata: dict[str, Any], config: Any) ->
         elif key not in READ_BY_TOKENIZER and not key.startswith(DESCRIPTIVE):
             expected = f"no key that nothing reads in {path.name}"
             raise BadArgument(key, value, expected, MERGE_PARTS if key.startswith("split.") else REMEDY)
-    for key, (does, assumed) in settings.items():
-        if key not in metadata and assumed is not ANY and not _is_same(assumed, does):
-            expected = f"{does}: the model that Transformers makes of {path.name} has no other"
-            known = "" if assumed is None else f"without the key llama.cpp takes {assumed}: "
-            raise BadArgument(key, None, expected, known + REMEDY)
 
 
 def _is_same(stated: Any, does: Any) -> bool:
@@ -245,37 +234,36 @@ def _tokenizer(path: Path, metadata: dict[str, Any]) -> PreTrainedTokenizerFast:
     def field(name: str) -> Any:
         return metadata.get(f"tokenizer.ggml.{name}")
 
-    with _readable(path, "metadata tokenizer.ggml.… of a byte-level BPE"):
-        kind, words = field("model"), field("pre")
-        if kind != "gpt2" or words not in PRE_TOKENIZERS:
-            expected = f"a tokenizer of the kind gpt2 with words of {', '.join(PRE_TOKENIZERS)}"
-            raise BadArgument("file", path.name, expected, f"it has {kind!r} with words of {words!r}")
-        tokens = field("tokens")
-        ids = {name: _token_id(path, name, field(f"{name}_token_id"), len(tokens)) for name in (*ROLES, *ENDS)}
-        roles = {f"{role}_token": tokens[at] for name, role in ROLES.items() if (at := ids[name]) is not None}
-        used = dict(enumerate(tokens))
-        for at, (token, kind) in enumerate(zip(tokens, field("token_type"), strict=True)):
-            if kind == UNUSED and at not in ids.values():
-                del used[at]  # no text has it, and it decodes to none
-            elif kind not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED):
-                expected = f"types {NORMAL}–{UNUSED} in {path.name}: a byte-level BPE has no others"
-                raise BadArgument("tokenizer.ggml.token_type", kind, expected, f"{token!r} has it: {REMEDY}")
-        merges = [tuple(merge.split(" ")) for merge in field("merges")]
-        backend = Tokenizer(models.BPE(vocab={token: at for at, token in used.items()}, merges=merges))
-        backend.pre_tokenizer = PRE_TOKENIZERS[words]
-        backend.decoder = decoders.ByteLevel()
-        whole = [(token, kind) for token, kind in zip(tokens, field("token_type"), strict=True)]
-        backend.add_special_tokens([AddedToken(t, special=True) for t, kind in whole if kind in (UNKNOWN, CONTROL)])
-        backend.add_tokens([AddedToken(t, normalized=False) for t, kind in whole if kind == USER_DEFINED])
-        opens, ends = ([roles[f"{role}_token"]] if field(f"add_{role}_token") else [] for role in ("bos", "eos"))
-        if opens or ends:
-            named = [(token, tokens.index(token)) for token in {*opens, *ends}]
-            backend.post_processor = processors.TemplateProcessing(single=[*opens, "$A", *ends], special_tokens=named)
-        longest = metadata[f"{metadata['general.architecture']}.context_length"]
-        template = metadata.get("tokenizer.chat_template")
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend, model_max_length=int(longest), chat_template=template, **roles
-        )
+    kind, words = field("model"), field("pre")
+    if kind != "gpt2" or words not in PRE_TOKENIZERS:
+        expected = f"a tokenizer of the kind gpt2 with words of {', '.join(PRE_TOKENIZERS)}"
+        raise BadArgument("file", path.name, expected, f"it has {kind!r} with words of {words!r}")
+    tokens = field("tokens")
+    ids = {name: _token_id(path, name, field(f"{name}_token_id"), len(tokens)) for name in (*ROLES, *ENDS)}
+    roles = {f"{role}_token": tokens[at] for name, role in ROLES.items() if (at := ids[name]) is not None}
+    used = dict(enumerate(tokens))
+    for at, (token, kind) in enumerate(zip(tokens, field("token_type"), strict=True)):
+        if kind == UNUSED and at not in ids.values():
+            del used[at]  # no text has it, and it decodes to none
+        elif kind not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED):
+            expected = f"types {NORMAL}–{UNUSED} in {path.name}: a byte-level BPE has no others"
+            raise BadArgument("tokenizer.ggml.token_type", kind, expected, f"{token!r} has it: {REMEDY}")
+    merges = [tuple(merge.split(" ")) for merge in field("merges")]
+    backend = Tokenizer(models.BPE(vocab={token: at for at, token in used.items()}, merges=merges))
+    backend.pre_tokenizer = PRE_TOKENIZERS[words]
+    backend.decoder = decoders.ByteLevel()
+    whole = [(token, kind) for token, kind in zip(tokens, field("token_type"), strict=True)]
+    backend.add_special_tokens([AddedToken(t, special=True) for t, kind in whole if kind in (UNKNOWN, CONTROL)])
+    backend.add_tokens([AddedToken(t, normalized=False) for t, kind in whole if kind == USER_DEFINED])
+    opens, ends = ([roles[f"{role}_token"]] if field(f"add_{role}_token") else [] for role in ("bos", "eos"))
+    if opens or ends:
+        named = [(token, tokens.index(token)) for token in {*opens, *ends}]
+        backend.post_processor = processors.TemplateProcessing(single=[*opens, "$A", *ends], special_tokens=named)
+    longest = metadata[f"{metadata['general.architecture']}.context_length"]
+    template = metadata.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=int(longest), chat_template=template, **roles
+    )
 
 
 def _token_id(path: Path, name: str, at: Any, tokens: int) -> int | None:

@@ -50,6 +50,7 @@ from pytest_emad.statistics.goldens import (
     verdict_key_fields,
 )
 from pytest_emad.statistics.verdicts import Claim, load_register, match_id_patterns
+from pytest_emad.tasks.sandbox import CODE_EXECUTION
 
 if TYPE_CHECKING:  # these import torch, which is slow, so bad arguments are rejected before
     from pytest_emad.claims.base import Answer, ModelOrPairMeasurements, RunPlan
@@ -401,7 +402,9 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         default=frozenset(), metavar="NAMES", help="lm-eval tasks to score, e.g. wikitext,gsm8k")  # fmt: skip
     add("--limit", type=read(option_values.parse_count, "--limit"), metavar="N",
         help="documents per lm-eval task (default: all)")  # fmt: skip
-    add("--allow-code-execution", action="store_true", help="run generated programs in a sandbox")
+    add("--allow-code-execution", nargs="?", const=CODE_EXECUTION[0], choices=CODE_EXECUTION,
+        help="run generated programs, confined by bubblewrap (the value without one), or with your files and "
+             "network")  # fmt: skip
     add("--pair", type=read(option_values.parse_model_pair, "--pair"), metavar="SMALL,LARGE",
         help="models for the claims about a pair (default: none, or the bundled pair for a bundled model)")  # fmt: skip
     add("--small-model", type=read(option_values.parse_model_name, "--small-model"),

@@ -16,6 +16,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from pytest_emad.screening.settings import work_share_for_token_cost
+from pytest_emad.tasks.sandbox import CodeExecution
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Study:
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
     ``exit``     an exit's file (``screening.exit``), in place of screening one in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
+    ``allow_code_execution``  how tasks run generated programs (``tasks.sandbox``); None: not at all.
     ``decoder_dtype``  the decoder under test's stated precision; None: ``dtype``.
     """
 
@@ -115,7 +117,7 @@ class Study:
     exit: Path | None = None
     tasks: frozenset[str] = frozenset()
     limit: int | None = None
-    allow_code_execution: bool = False
+    allow_code_execution: CodeExecution | None = None
     decoder_dtype: str | None = None
 
     @property
@@ -125,7 +127,7 @@ class Study:
         Corpus, budget and seed have their own keys; precision is in the fingerprint; a device should change nothing.
         """
         values: dict[str, object] = {
-            "allow_code_execution": self.allow_code_execution or None,
+            "allow_code_execution": self.allow_code_execution,
             "exit": self.exit_file_digest,
             "limit": self.limit,
             "margin": self.margin,

@@ -163,10 +163,10 @@ class LmEvalTaskScorer:
         if loaded.tokenizer is None or not loaded.end_token_ids:
             return "the model came without a tokenizer, or without an end-of-text token"
         if task.get_config("unsafe_code"):
-            if not self._study.allow_code_execution:
+            if self._study.allow_code_execution is None:
                 return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"
-            if refusal := sandbox_unavailable_reason():
-                return f"it runs generated programs, and they cannot be confined here: {refusal}"
+            if self._study.allow_code_execution == "confined" and (reason := sandbox_unavailable_reason()):
+                return reason
         new_tokens = _new_tokens(task)
         return (
             f"it takes {new_tokens} new tokens, and the model has {positions} positions"
@@ -311,7 +311,7 @@ class LmEvalTaskScorer:
 
     @property
     def _ended(self) -> str:
-        """Number of generated programs that the sandbox ended, as distinct from wrong answers."""
+        """Number of generated programs that a limit ended, as distinct from wrong answers."""
         from pytest_emad.tasks.metrics import ENDING_TEXT
 
         parts = [

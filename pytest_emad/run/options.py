@@ -32,6 +32,7 @@ from pytest_emad.remote.address import ADDRESS_FORMS, Address, parse_address
 from pytest_emad.report.tiers import STATED_CLAIM, TIERS
 from pytest_emad.statistics.gate import GATES, INCONCLUSIVE, METHOD_ROWS, REQUIREMENTS, GateOptions
 from pytest_emad.statistics.verdicts import Claim, load_register, match_id_patterns
+from pytest_emad.tasks.sandbox import CODE_EXECUTION
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class PluginOption:
 
     ``read(text, base, where)`` turns the text into a value or raises BadArgument naming ``where``; ``base`` is the
     folder that relative paths start from. ``many`` collects repetitions (ini: words) into a tuple; ``switch`` takes
-    no value on the command line.
+    no value on the command line; ``bare`` is the value of a flag without one, None if it needs one.
     """
 
     name: str
@@ -103,6 +104,7 @@ class PluginOption:
     metavar: str = "VALUE"
     many: bool = False
     switch: bool = False
+    bare: str | None = None
 
     @property
     def flag(self) -> str:
@@ -340,7 +342,13 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption("limit", option_values.parse_count, None, "documents per task (default: all)", "N"),
     PluginOption(
-        "allow-code-execution", option_values.parse_boolean, False, "run generated programs in a sandbox", switch=True
+        "allow-code-execution",
+        option_values.make_choice_parser(CODE_EXECUTION),
+        None,
+        "run generated programs. confined (the value without one): by bubblewrap, without your files and network. "
+        "unconfined: as any program of yours",
+        "confined|unconfined",
+        bare=CODE_EXECUTION[0],
     ),
 )
 
@@ -359,7 +367,10 @@ def add_options(parser: pytest.Parser) -> None:
             group.addoption(option.flag, action="store_const", const="true", default=None, help=option.help)
         else:
             action = "append" if option.many else "store"
-            group.addoption(option.flag, action=action, default=None, metavar=option.metavar, help=option.help)
+            optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
+            group.addoption(
+                option.flag, action=action, default=None, metavar=option.metavar, help=option.help, **optional
+            )
         parser.addini(option.ini, option.help, type=kind, default=None)
     group.addoption(REPLAY, metavar="FILE", default=None, help=argparse.SUPPRESS)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import perplexity_from_nats
 from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER, lm_eval_quiet
+from pytest_emad.tasks.sandbox import CodeExecution
 
 FEWSHOT_SEED = 1234  # lm-eval's own, so that prompts have the same examples as in its published numbers
 
@@ -86,15 +88,15 @@ def evaluate_tasks(
     *,
     data: Path | None = None,
     limit: int | None = None,
-    run_code: bool = False,
+    run_code: CodeExecution | None = None,
     documents: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, TaskResult]:
     """Results by task; a group (``hendrycks_math``) gives one per member.
 
     ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, with the reference or a user's decoder. ``data`` the
     folder in place of the hub, None uses the hub. ``limit`` takes that many documents of each task, its first.
-    ``run_code`` allows tasks that run generated programs. ``documents``: of each task those of these indices, instead
-    of a limit.
+    ``run_code`` allows tasks that run generated programs, and says how. ``documents``: of each task those of these
+    indices, instead of a limit.
 
     Raises:
         BadArgument: an unknown task, no tasks, a limit below 1, missing or unusable data, or a task that runs programs
@@ -106,8 +108,10 @@ def evaluate_tasks(
     with lm_eval_quiet():
         loaded = make_task_manager(data).load(_require_known(tasks))
     for name, task in loaded["tasks"].items():
-        if task.get_config("unsafe_code") and not run_code:
-            raise BadArgument("run_code", run_code, f"True for {name}", "it runs generated programs, in a sandbox")
+        if task.get_config("unsafe_code"):
+            if run_code is None:
+                raise BadArgument("run_code", None, f"'confined' for {name}", "it runs generated programs")
+            task.set_config("process_results", partial(task.get_config("process_results"), execution=run_code))
         if task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", 0)
         task.set_fewshot_seed(FEWSHOT_SEED)
@@ -120,7 +124,7 @@ def evaluate_tasks(
             samples=None if documents is None else {name: list(indices) for name, indices in documents.items()},
             bootstrap_iters=0,
             log_samples=True,
-            confirm_run_unsafe_code=run_code,
+            confirm_run_unsafe_code=run_code is not None,
         )
     cut = {name: count - before.get(name, 0) for name, count in _cut_requests(lm).items()}
     return {

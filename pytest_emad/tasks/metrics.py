@@ -2,7 +2,7 @@
 
 SQuAD v1.1 (Rajpurkar et al. 2016): exact match and token F1 of normalised texts, the best over all reference answers.
 SamSum (Gliwa et al. 2019): ROUGE F-measures in 0–1, Porter-stemmed, from the package rouge-score. HumanEval (Chen et
-al. 2021): one greedy completion per task, cut at the first of ``STOPS``; the program runs in one sandboxed process and
+al. 2021): one greedy completion per task, cut at the first of ``STOPS``; the program runs in one limited process and
 the task's own check in another (``sandbox.check_program``). lm-eval calls each function as ``f(doc, results)``.
 """
 
@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from emad_ref.text.documents import TaskExample
-from pytest_emad.tasks.sandbox import FunctionCheckScript, check_program
+from pytest_emad.tasks.sandbox import CodeExecution, FunctionCheckScript, check_program
 from pytest_emad.tasks.scoring import is_code_completion_correct
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # unindented code after a function does not belong to it
@@ -100,11 +100,14 @@ def humaneval_check_script(doc: TaskRow) -> FunctionCheckScript:
     return FunctionCheckScript(doc["entry_point"], definitions, f"{doc['test']}\ncheck({doc['entry_point']})\n")
 
 
-def compute_humaneval_metrics(doc: TaskRow, results: Sequence[str]) -> dict[str, float]:
-    """``pass@1`` of one completion, run in the sandbox, and whether time, memory or a signal ended it.
+def compute_humaneval_metrics(
+    doc: TaskRow, results: Sequence[str], *, execution: CodeExecution = "confined"
+) -> dict[str, float]:
+    """``pass@1`` of one completion, and whether time, memory or a signal ended it.
 
     Raises:
-        SandboxUnavailable: this machine cannot confine programs.
+        SandboxUnavailable: this machine cannot run programs as ``execution`` says.
     """
-    outcome = check_program(humaneval_check_script(doc), join_humaneval_prompt_completion(doc, results[0])).outcome
+    program = join_humaneval_prompt_completion(doc, results[0])
+    outcome = check_program(humaneval_check_script(doc), program, execution=execution).outcome
     return {"pass@1": float(outcome == "passed")} | {how: float(outcome == how) for how in ENDING_TEXT}

@@ -33,6 +33,7 @@ from pytest_emad.tasks.continuation_scoring import Answer, make_stop_string_chec
 from pytest_emad.tasks.evaluation import evaluate_tasks, make_task_manager
 from pytest_emad.tasks.lm_eval_model import EmadLM
 from pytest_emad.tasks.lm_eval_settings import lm_eval_quiet
+from pytest_emad.tasks.sandbox import CodeExecution
 from pytest_emad.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 
 HALVES: tuple[Split, Split] = ("validate", "evaluate")
@@ -99,7 +100,7 @@ def answer_documents(
     models: tuple[LoadedModel, LoadedModel],
     *,
     data: Path | None,
-    run_code: bool,
+    run_code: CodeExecution | None,
 ) -> PairTaskOutcome:
     """Let ``way`` answer ``documents`` and lm-eval score them. ``models``: small and large, with one tokenizer.
 

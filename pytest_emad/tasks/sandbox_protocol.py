@@ -1,11 +1,12 @@
 """Protocol of the sandbox: one interpreter runs the program, another its check, and plain values cross between them.
 
-Neither interpreter sees an installed package, so each runs the source of this module, which imports the standard
-library only. The program can change everything in its own process. From any bytes that it sends, the check's end reads
-a plain value or an exception, or exits with code ``GONE``.
+Neither interpreter sees an installed package, so each runs this file, which imports the standard library only, as a
+script. The program can change everything in its own process. From any bytes that it sends, the check's end reads a
+plain value or an exception, or exits with code ``GONE``.
 
     check → program    [arguments, keyword arguments]       one line of JSON each, values by ``encode_value``
-    program → check    ["value", value] or ["raised", name of a built-in exception, its arguments]
+    program → check    ["value", value] or ["raised", name of a built-in exception, its arguments]; the first line, sent
+                       before the program runs, is "started"
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import signal
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NoReturn
 
-# exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check sends no more calls
-PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
+# exit codes: GONE is a check without an answer, UNFIT one whose calls cannot be sent, NOT_STARTED one whose program's
+# process never came to run the program
+PASSED, REFUTED, OUT_OF_MEMORY, GONE, UNFIT, NOT_STARTED = range(93, 99)
+STARTED = "started"
 LINE_BYTES = 16 << 20  # most bytes of one call or answer
 ITEMS = 1 << 20  # most items of an iterator
 EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the length of decimal ones
@@ -117,38 +122,49 @@ READERS["foreign"] = lambda parts: OpaqueValue(
 )
 
 
-# ---------------------------------------------------------------- in the confined interpreters
+# ---------------------------------------------------------------- in the two interpreters
 
 
-def start_role(role: str, limits: str, *words: str) -> None:
-    """Set ``limits`` for this process, then act as ``role``, one of ``ROLES``."""
+def main(role: str, name: str, settings: str, calls: str, answers: str) -> None:
+    """Limit this process, then act as ``role``, one of ``ROLES``.
+
+    Parameters
+    ----------
+    role, name : str
+        The role, and the program's function that the check calls.
+    settings : str
+        JSON: ``limits`` of setrlimit by name, and ``user``: whom root becomes, null to stay.
+    calls, answers : str
+        Descriptors of this process's ends of the pipes.
+    """
     import resource  # absent on Windows, where this module can still be imported
 
-    sys.excepthook = _handle_uncaught
-    for limit in limits.split():
-        name, value = limit.split("=")
-        over = 1 if name == "RLIMIT_CPU" else 0  # SIGXCPU at the soft limit names the reason, SIGKILL at the hard one
-        resource.setrlimit(getattr(resource, name), (int(value), int(value) + over))
-    ROLES[role](*words)
+    limits, user = map(json.loads(settings).get, ("limits", "user"))
+    for limit, value in limits.items():
+        kind, over = getattr(resource, limit), 0
+        if limit == "RLIMIT_CPU":
+            signal.alarm(value)
+            over = 1  # SIGXCPU at the soft limit names the reason, SIGKILL at the hard one
+        hard = resource.getrlimit(kind)[1]
+        if hard != resource.RLIM_INFINITY and hard < value + over:
+            sys.exit(f"{limit} of this process is {hard}, but the sandbox needs {value + over}; raise it")
+        resource.setrlimit(kind, (value, value + over))
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)  # drops all privileges
+    ROLES[role](name, int(calls), int(answers))
 
 
-def _handle_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    if issubclass(kind, MemoryError):
-        os._exit(OUT_OF_MEMORY)
-    sys.__excepthook__(kind, error, trace)
-
-
-def _run() -> None:
-    _execute(sys.stdin.buffer.read(), "<program>", _new_main_module())
-
-
-def _answer(name: str, calls: str, answers: str) -> None:
+def _answer(name: str, calls: int, answers: int) -> None:
     """Run the program on standard input, then call its function ``name`` for each call of the check."""
+    sys.excepthook = _handle_uncaught
     names = _new_main_module()
-    _execute(sys.stdin.buffer.read(), "<program>", names)
-    if name not in names:
-        _exit(1, f"the program defines no {name}")
-    with os.fdopen(int(calls), "rb") as call_stream, os.fdopen(int(answers), "wb") as answered:
+    with os.fdopen(calls, "rb") as call_stream, os.fdopen(answers, "wb") as answered:
+        _send(answered, STARTED)
+        _execute(sys.stdin.buffer.read(), "<program>", names)
+        if name not in names:
+            _exit(1, f"the program defines no {name}")
         _send(answered, ["value", None])  # it exists
         for line in call_stream:
             positional, named = (decode_value(plain) for plain in json.loads(line))
@@ -158,26 +174,40 @@ def _answer(name: str, calls: str, answers: str) -> None:
                 kinds = (kind.__name__ for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind)
                 reply = ["raised", next(kinds), encode_value([*error.args])]
             _send(answered, reply)
-    raise SystemExit(OVER)
 
 
-def _check(name: str, calls: str, answers: str) -> NoReturn:
+def _handle_uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+    if issubclass(kind, MemoryError):
+        os._exit(OUT_OF_MEMORY)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _check(name: str, calls: int, answers: int) -> NoReturn:
     """Run the check on standard input, where ``name`` calls the program; exit with ``PASSED`` after its last line.
 
     The input is JSON, [definitions, check]; a definition of ``name`` is replaced.
     """
     definitions, check = json.load(sys.stdin)
     names = _new_main_module()
-    _execute(definitions, "<definitions>", names)
-    with os.fdopen(int(calls), "wb") as call_stream, os.fdopen(int(answers), "rb") as answered:
-        _receive(answered)
-        names[name] = _remote_function(name, call_stream, answered)
-        _execute(check, "<check>", names)
-        sys.stdout.flush()
+    with os.fdopen(calls, "wb") as call_stream, os.fdopen(answers, "rb") as answered:
+        if answered.readline(LINE_BYTES) != json.dumps(STARTED).encode() + b"\n":
+            os._exit(NOT_STARTED)
+        try:
+            _execute(definitions, "<definitions>", names)
+            _receive(answered)
+            names[name] = _remote_function(name, call_stream, answered)
+            _execute(check, "<check>", names)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except BaseException:  # also SystemExit: only the last line passes
+            try:
+                traceback.print_exc()
+            finally:  # the traceback module may stumble over the arguments of the program's exception
+                os._exit(REFUTED)
         os._exit(PASSED)
 
 
-ROLES: dict[str, Callable[..., None]] = {"program": _run, "answers": _answer, "check": _check}
+ROLES: dict[str, Callable[..., None]] = {"answers": _answer, "check": _check}
 
 
 def _remote_function(name: str, call_stream: IO[bytes], answered: IO[bytes]) -> Callable[..., Any]:
@@ -185,7 +215,7 @@ def _remote_function(name: str, call_stream: IO[bytes], answered: IO[bytes]) -> 
         call = [encode_value([*positional]), encode_value(named)]
         written = json.dumps(call)
         if '{"returned": ' in written:  # inside a text its quotes would be escaped
-            _exit(1, f"{name} is called with an object that it returned before, which is no plain value")
+            _exit(REFUTED, f"{name} is called with an object that it returned before, which is no plain value")
         if '{"foreign": ' in written:
             _exit(UNFIT, f"{name} is called with something that is no plain value")
         try:
@@ -251,3 +281,7 @@ def _new_main_module() -> dict[str, Any]:
 
 def _execute(source: bytes | str, name: str, names: dict[str, Any]) -> None:
     exec(compile(source, name, "exec", dont_inherit=True), names)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -50,6 +50,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "pair": ("emad-nano, emad-tiny-plain", ("emad-nano", "emad-tiny-plain")),
     "tasks": ("wikitext,gsm8k", frozenset({"wikitext", "gsm8k"})),
     "limit": ("50", 50),
+    "allow-code-execution": ("unconfined", "unconfined"),
 }
 FIELDS = {"model": "models"}
 PATHS = ("profile", "exit", "report", "claims", "golden", "data")
@@ -82,7 +83,7 @@ def expected(project: pytest.Pytester, name: str) -> Any:
 
 
 def test_the_table_of_values_has_every_option_but_the_switch() -> None:
-    tried_apart = {"all-claims", "update-golden", "allow-code-execution", "small-model", "large-model"}
+    tried_apart = {"all-claims", "update-golden", "small-model", "large-model"}
     assert set(VALUES) | tried_apart == {option.name for option in OPTIONS}
 
 
@@ -312,10 +313,9 @@ def test_from_the_command_line_and_from_ini(
 
 
 def test_programs_run_only_where_it_is_said(project: pytest.Pytester) -> None:
-    assert parsed(project).study.allow_code_execution is False
-    assert parsed(project, "--emad-allow-code-execution").study.allow_code_execution is True
-    project.makeini("[pytest]\nemad_allow_code_execution = true\n")
-    assert parsed(project).study.allow_code_execution is True
+    assert parsed(project).study.allow_code_execution is None
+    assert parsed(project, "--emad-allow-code-execution").study.allow_code_execution == "confined"
+    assert parsed(project, "--emad-allow-code-execution", "--emad-seed=1").study.allow_code_execution == "confined"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,8 @@ def test_programs_run_only_where_it_is_said(project: pytest.Pytester) -> None:
         (["--emad-tasks", " , "], "--emad-tasks=' , ', but expected a comma list of task names"),
         (["--emad-limit", "0"], "--emad-limit='0', but expected a whole number ≥ 1"),
         (["--emad-limit", "all"], "--emad-limit='all', but expected a whole number ≥ 1"),
-        (["-o", "emad_allow_code_execution=perhaps"], "ini emad_allow_code_execution='perhaps', but expected true"),
+        (["-o", "emad_allow_code_execution=true"], "ini emad_allow_code_execution='true', but expected one of conf"),
+        (["--emad-allow-code-execution", "a/"], "--emad-allow-code-execution='a/', but expected one of confined, un"),
     ],
 )
 def test_bad_values_are_usage_errors(run: Run, arguments: list[str], said: str) -> None:

@@ -233,13 +233,15 @@ def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.Monke
     (refused,) = made("humaneval").task_scores.published.unavailable_reasons.values()
     assert "--emad-allow-code-execution allows that" in refused
     monkeypatch.setattr(task_scores, "sandbox_unavailable_reason", lambda: "no namespaces")
-    (refused,) = made("humaneval", allow_code_execution=True).task_scores.published.unavailable_reasons.values()
-    assert refused.endswith("they cannot be confined here: no namespaces")
+    (refused,) = made("humaneval", allow_code_execution="confined").task_scores.published.unavailable_reasons.values()
+    assert refused == "no namespaces"
+    (other,) = made("humaneval", allow_code_execution="unconfined").task_scores.published.unavailable_reasons.values()
+    assert other == "it takes 1024 new tokens, and the model has 512 positions"
 
 
 def test_a_model_too_short_for_the_answers_says_so(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_scores, "sandbox_unavailable_reason", lambda: "")
-    (reason,) = made("humaneval", allow_code_execution=True).task_scores.published.unavailable_reasons.values()
+    (reason,) = made("humaneval", allow_code_execution="confined").task_scores.published.unavailable_reasons.values()
     assert reason == "it takes 1024 new tokens, and the model has 512 positions"
 
 

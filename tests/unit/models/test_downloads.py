@@ -299,14 +299,14 @@ class TestAFileAsAModel:
     @pytest.mark.parametrize(
         ("key", "value", "said"),
         [
-            ("general.architecture", 5, "5.block_count=None, but expected this key"),
+            ("general.architecture", 5, "a GGUF file that gguf and Transformers can read, .*; TypeError"),
             ("llama.vocab_size", -1, "config.vocab_size=-1, but expected a whole number of at least 1; convert"),
             ("llama.vocab_size", "x", "expected int, got str"),
             ("llama.block_count", 10**9, "in 1,000,000,000 layers"),
             ("llama.context_length", None, "context_length"),
             ("llama.attention.head_count", 0, "ZeroDivisionError"),
             ("llama.rope.freq_base", "x", "TypeError"),
-            ("tokenizer.ggml.tokens", None, "tokenizer.ggml.… of a byte-level BPE; TypeError"),
+            ("tokenizer.ggml.tokens", None, "with a byte-level BPE; TypeError"),
             ("tokenizer.ggml.tokens", [*TOKENS[:-1], TOKENS[0]], "out of vocabulary"),
             ("tokenizer.ggml.merges", ["a b c"], "expected tuple of length 2"),
             ("tokenizer.ggml.token_type", [1], "shorter"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
@@ -151,6 +152,20 @@ def test_other_families_are_read(tmp_path: Path, family: str, others: dict[str, 
 )
 def test_a_tensor_that_fills_no_part_of_the_model_is_refused_by_name(tmp_path: Path, cache: Path, name: str) -> None:
     require_refused(tmp_path, cache, f"nothing reads {name}: ", tensors={name: np.ones(32, np.float32)})
+
+
+def test_a_folder_with_other_logits_than_the_file_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = LlamaForCausalLM.save_pretrained
+
+    def save_other(model: Any, folder: Path) -> None:
+        with torch.no_grad():
+            model.model.norm.weight[0] *= 2
+        save(model, folder)
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", save_other)
+    require_refused(tmp_path, cache, "a model that Transformers can write; its logits change")
 
 
 # ---------------------------------------------------------------- tokens

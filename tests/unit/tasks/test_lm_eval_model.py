@@ -27,10 +27,11 @@ from emad_ref.text import world
 from pytest_emad.tasks.scoring import encode_item, mark_correct_items_from_trace, to_token_sequences
 from tests.small_models import small_model
 from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
-from tests.unit.tasks.test_datasets import write_folder
+from tests.unit.tasks.test_datasets import write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 import lm_eval.tasks
+from lm_eval.api.model import TemplateLM
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from pytest_emad.tasks import lm_eval_model, metrics
@@ -39,6 +40,7 @@ from pytest_emad.tasks.evaluation import TaskResult, evaluate_tasks, list_availa
 from pytest_emad.tasks.lm_eval_model import EmadLM
 from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
 from pytest_emad.tasks.pair_lm_eval_model import PairLM
+from pytest_emad.tasks.sandbox import CODE_EXECUTION
 from pytest_emad.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 
 STOCK = Path(lm_eval.tasks.__file__).parent
@@ -528,7 +530,7 @@ def test_the_worlds_programs_are_judged_by_their_asserts(nano):
         ({"tasks": []}, r"tasks=\[\], but expected some of"),
         ({"tasks": ["arc_easy", "mmlu"]}, r"tasks=\['mmlu'\], but expected some of .*arc_easy"),
         ({"tasks": ["arc_easy"], "limit": 0}, "limit=0, but expected a count of documents ≥ 1"),
-        ({"tasks": ["humaneval"]}, "run_code=False, but expected True for humaneval"),
+        ({"tasks": ["humaneval"]}, "run_code=None, but expected 'confined' for humaneval"),
     ],
 )
 def test_evaluation_refuses_what_it_cannot_do(nano, data, arguments, message):
@@ -585,9 +587,40 @@ def test_samsum_is_scored_by_rouge():
     assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
 
 
+@pytest.mark.parametrize("execution", CODE_EXECUTION)
+def test_a_program_runs_as_the_caller_of_the_evaluation_says(tmp_path, monkeypatch, execution):
+    class Writer(TemplateLM):
+        eot_token_id = 0
+
+        def tok_encode(self, string, **ignored):
+            return [*string.encode()]
+
+        def _loglikelihood_tokens(self, requests, **ignored):
+            raise NotImplementedError
+
+        def loglikelihood_rolling(self, requests, **ignored):
+            raise NotImplementedError
+
+        def generate_until(self, requests, **ignored):
+            return ["    return a + b\n" for _ in requests]
+
+    row = dict.fromkeys(("task_id", "canonical_solution", "test"), "one")
+    row |= {"prompt": "def add(a, b):\n    'Sum.'\n", "entry_point": "add"}
+    write(tmp_path / "humaneval/HumanEval.jsonl", [row])
+    told = []
+    monkeypatch.setattr(
+        metrics,
+        "check_program",
+        lambda task, program, execution: told.append((program, execution)) or SimpleNamespace(outcome="passed"),
+    )
+    found = evaluate_tasks(Writer(), ["humaneval"], data=tmp_path, run_code=execution)["humaneval"]
+    assert told == [(row["prompt"] + "    return a + b\n\n", execution)]
+    assert found.value == 1.0
+
+
 @pytest.mark.parametrize("outcome", ["passed", "failed", "timeout", "memory", "killed"])
 def test_humaneval_is_judged_by_the_sandbox_and_says_how_a_program_was_ended(monkeypatch, outcome):
-    monkeypatch.setattr(metrics, "check_program", lambda task, program: SimpleNamespace(outcome=outcome))
+    monkeypatch.setattr(metrics, "check_program", lambda task, program, execution: SimpleNamespace(outcome=outcome))
     names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
     found = metrics.compute_humaneval_metrics(dict.fromkeys(names, "one"), ["    return 1\n"])
     assert found.pop("pass@1") == float(outcome == "passed")

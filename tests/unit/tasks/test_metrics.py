@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from pytest_emad.tasks import metrics
 from pytest_emad.tasks.metrics import (
     compute_humaneval_metrics,
     humaneval_check_script,
@@ -28,10 +31,15 @@ TWICE = {
 }
 
 
-def outcome_of(doc, completion, seconds):
-    return check_program(
-        humaneval_check_script(doc), join_humaneval_prompt_completion(doc, completion), seconds=seconds
-    ).outcome
+@pytest.fixture(scope="module")
+def execution():
+    """Return how programs run here: no attack reaches beyond its own processes, so they may run unconfined."""
+    return "unconfined" if sandbox_unavailable_reason() else "confined"
+
+
+def outcome_of(doc, completion, execution, seconds):
+    program = join_humaneval_prompt_completion(doc, completion)
+    return check_program(humaneval_check_script(doc), program, execution=execution, seconds=seconds).outcome
 
 
 @pytest.mark.parametrize("stop", ["\nclass", "\ndef", "\n#", "\nif", "\nprint"])
@@ -84,12 +92,11 @@ def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
         ("    while True: pass\n", "timeout"),
     ],
 )
-def test_right_wrong_and_evasive_completions_are_told_apart(completion, outcome):
-    if reason := sandbox_unavailable_reason():
-        pytest.skip(reason)
-    assert outcome_of(ADD, completion, 0.7 if outcome == "timeout" else 10.0) == outcome
+def test_right_wrong_and_evasive_completions_are_told_apart(execution, completion, outcome, monkeypatch):
+    assert outcome_of(ADD, completion, execution, 1.0 if outcome == "timeout" else 60.0) == outcome
     if outcome == "passed":
-        assert compute_humaneval_metrics(ADD, [completion]) == {
+        monkeypatch.setattr(metrics, "check_program", partial(check_program, seconds=60.0))
+        assert compute_humaneval_metrics(ADD, [completion], execution=execution) == {
             "pass@1": 1.0,
             "timeout": 0.0,
             "memory": 0.0,
@@ -110,18 +117,10 @@ def forge(*_):
     frame = sys._getframe()
     while frame:
         names = frame.f_globals
-        if "page" in names and names.get("held"): names["page"][:32] = names["held"][0]
-        names.update({name: lambda *_: None for name in ("check", "candidate", "_leave", "_check") if name in names})
+        names.update({name: lambda *_: None for name in ("check", "candidate", "_exit", "_check") if name in names})
         frame = frame.f_back
-    say(b'{"exit-code": 93}\\n')
     say(b'["value", 3]\\n')
     os._exit(ENDED)
-"""
-WITH_HOOK = """
-def hook(kind, error, trace):
-    names = trace.tb_frame.f_globals
-    names["page"][:32] = names["held"][0]
-    os._exit(0)
 """
 ANSWERS = {  # results that claim to equal everything
     "object": "type('A', (), {'__eq__': lambda *_: True, '__hash__': None})()",
@@ -148,10 +147,10 @@ LEAVING = {  # of the call itself
     "abort": "__import__('os').abort()",
     "exec": "__import__('os').execv(__import__('sys').executable, ['python', '-c', 'raise SystemExit(93)'])",
     "fork": "__import__('os').fork()",
-    "kill": "__import__('os').kill(-1, 9)",
+    "kill": "__import__('os').killpg(0, 9)",
 }
 AFTERWARDS = {  # code that runs after the failed check, or around it
-    "excepthook": WITH_HOOK + "sys.excepthook = hook",
+    "excepthook": "sys.excepthook = forge",
     "excepthook of the interpreter": "sys.__excepthook__ = sys.excepthook = forge",
     "unraisable hook": "sys.unraisablehook = forge\nclass A:\n    def __del__(self): 1 / 0\nkept = A()",
     "atexit": "import atexit; atexit.register(forge)",
@@ -184,12 +183,10 @@ AFTERWARDS = {  # code that runs after the failed check, or around it
     "json": "import json; json.dumps = lambda *_, **__: '[\"value\", 3]'; json.loads = lambda *_: [[], {}]",
     "writers": "import io; [o.write(b'[1]\\n') for o in gc.get_objects() if isinstance(o, io.BufferedWriter)]",
     "answers in advance": "say(b'[\"value\", 3]\\n' * 9)",
-    "reports": "say(b'{\"exit-code\": 93}\\n' * 9)",
     "descriptors": "[os.dup2(os.open('/dev/null', os.O_RDWR), fd) for fd in range(64)]",
     "os._exit": "leave = os._exit; os._exit = lambda _: leave(93); 1 / 0",
     "frames": "forge()",
     "equality of int": "ctypes.memset(id(3) + 24, 255, 4)",  # this interpreter's only 3 now has another value
-    "fd search": "import mmap; [o.write(b'x') for o in gc.get_objects() if isinstance(o, mmap.mmap)]",
 }
 
 
@@ -213,7 +210,5 @@ HOSTILE |= {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_program_forges_a_pass(name):
-    if reason := sandbox_unavailable_reason():
-        pytest.skip(reason)
-    assert outcome_of(ADD, HOSTILE[name], 3.0) != "passed"
+def test_no_program_forges_a_pass(execution, name):
+    assert outcome_of(ADD, HOSTILE[name], execution, 3.0) != "passed"
