@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.workers.supervisor import kill_process_tree, supervised_command
+from emad_ref.workers.child_process import kill_process_tree
 from pytest_emad.tasks import sandbox_protocol
 
 CodeExecution = Literal["confined", "unconfined"]
@@ -223,7 +223,7 @@ def _start(
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="emad-program-", ignore_cleanup_errors=True)
             )
-            command = supervised_command([*_python(), sandbox_protocol.__file__])
+            command = [*_python(), sandbox_protocol.__file__]
         process = subprocess.Popen(
             [*command, *words, json.dumps({"limits": limits, "user": user}), *map(str, numbers)],
             stdin=source,

@@ -262,8 +262,8 @@ time.sleep(1000)
 def test_a_program_ends_after_the_process_that_started_it(execution, program, tmp_path):
     """Bubblewrap ends it at once; an unconfined one meets its limit of time or of CPU time."""
     name = unique_name()
-    # the two interpreters, each below its supervisor, or below two processes of bubblewrap
-    processes, seconds = {"unconfined": (4, 3.0), "confined": (6, 10 * LONG_S)}[execution]
+    # the two interpreters, confined each below two processes of bubblewrap
+    processes, seconds = {"unconfined": (2, 3.0), "confined": (6, 10 * LONG_S)}[execution]
     source = (
         "from pytest_emad.tasks.sandbox import *\n"
         f"check_program(FunctionCheckScript({name!r}, '', ''), {program!r}, execution={execution!r}, seconds={seconds})"
