@@ -241,8 +241,7 @@ import os, time
 for _ in range(3):
     if os.fork() == 0:
         os.setsid()
-        if os.fork() == 0: os.execv({sys.executable!r}, ["python", "-c", "import time; time.sleep(1000)", {name!r}])
-        os._exit(0)
+        os.execv({sys.executable!r}, ["python", "-c", "import time; time.sleep(1000)", {name!r}])
 open("started", "w")
 time.sleep(1000)
 """
