@@ -28,9 +28,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import ThresholdBinSpec
-from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats, require_finite
+from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import LogitsReadout, exp_log_probabilities
+from emad_ref.signals import LogitsReadout, exp_log_probabilities, require_finite
 
 BUCKETS = 4096
 LOWEST_NATS, HIGHEST_NATS = 1e-6, 16.0

@@ -34,11 +34,20 @@ from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoin
 from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
 from emad_ref.probes.probe import Probe, make_confidence_probe
 from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads
-from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs, require_finite, to_numpy_float64
+from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
-from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
+from emad_ref.signals import (
+    ENTROPY,
+    LAYERWISE,
+    PREVIOUS_PROBE,
+    SIGNALS,
+    LogitsReadout,
+    log_probabilities,
+    require_finite,
+    to_numpy_float64,
+)
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers; 2 MB of float32 fit the core's cache
 LOGITS_IN_CACHE = 2**23  # logits of one layer read at a time; 32 MB of float32 fit a shared cache
@@ -459,13 +468,13 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
     cache = stepper.new_cache(1, len(tokens))
     ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device)
     if start:
-        context = stepper.prepare_forward(np.arange(start)[None], cache)
-        stepper.run_layers(stepper.embed(ids[:, :start], context), 0, stepper.layers, context, cache)
+        inputs = stepper.prepare_forward(np.arange(start)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :start], inputs), 0, stepper.layers, inputs)
     for at in range(start, len(tokens)):
-        context = stepper.prepare_forward(np.array([[at]]), cache)
-        hidden, states = stepper.embed(ids[:, at : at + 1], context), []
+        inputs = stepper.prepare_forward(np.array([[at]]), cache)
+        hidden, states = stepper.embed(ids[:, at : at + 1], inputs), []
         for layer in range(1, stepper.layers + 1):
-            hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+            hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
             states.append(hidden[0])
         yield stepper.logits(torch.cat(states))
 
@@ -513,13 +522,13 @@ def iterate_states_after(
     run, place = windows.deduplicate_inputs(batch)
     tokens, lengths = windows.padded_tokens_and_lengths(run)
     cache = make_source_cache_or_none(stepper, [sequence.source for sequence in run], tokens.shape[1])
-    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
+    inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs)
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, windows.decided_positions(batch)))
     below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
-        hidden, below = stepper.run_layers(hidden, below, layer, context, cache), layer
+        hidden, below = stepper.run_layers(hidden, below, layer, inputs), layer
         yield hidden[chosen]
 
 
@@ -830,10 +839,10 @@ def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: In
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
     cache = make_source_cache_or_none(stepper, [source] * rows, longest)
-    context = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
-    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context), []
+    inputs = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
+    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs), []
     for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
         states.append(hidden)
     return states
 
