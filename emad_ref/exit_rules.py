@@ -37,7 +37,7 @@ from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoin
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
-FULL_READOUT = EntropyEstimator()
+FULL_READOUT, ONE_BIN = EntropyEstimator(), ThresholdBinSpec()
 EXACT_DIGITS = 17  # with so many digits a float64 reads back exactly
 
 
@@ -50,21 +50,49 @@ def default_probes(layers: int) -> tuple[int, ...]:
 def calibrated_entropy_point(
     layers: int,
     probes: Sequence[int],
-    targets_nats: Sequence[float],
+    targets_nats: Sequence[Sequence[float]],
     margin_nats: float = 0.0,
-    schedule: str = "monotone",
+    schedule: ScheduleName = "monotone",
+    bins: ThresholdBinSpec = ONE_BIN,
 ) -> OperatingPoint:
-    """EMAD's operating point: exit at the first probe ℓ with entropy H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
+    """EMAD's operating point: exit at the first probe ℓ with entropy Ĥ_ℓ ≤ τ_ℓ.
+
+    Parameters
+    ----------
+    layers : int
+        L of the model.
+    probes : sequence of int
+        P, ascending layers below the last.
+    targets_nats : [bins][probes]
+        isotonic(mean H_ℓ) of each bin, nats.
+    margin_nats : float
+        m: τ_ℓ = targets_nats − m.
+    schedule : str
+        How exits become depths.
+    bins : ThresholdBinSpec
+        Features that choose a token's row of targets; one row by default.
+
+    References
+    ----------
+    EMAD, "Entropy-matched early exit" (τ_ℓ) and "Calibration details" (m, bins).
+    """
     return OperatingPoint(
-        name=f"emad m={format_number(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
+        name=name_with_schedule_and_bins(f"emad m={format_number(margin_nats)}", schedule, bins),
         family="emad",
         layers=layers,
         ceiling=layers,
         probes=tuple(probes),
-        thresholds=(tuple(float(target) - margin_nats for target in targets_nats),),
-        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and lists those that exist
+        thresholds=tuple(tuple(float(target) - margin_nats for target in row) for row in targets_nats),
+        schedule=schedule,
+        bins=bins,
         margin_nats=margin_nats,
     )
+
+
+def name_with_schedule_and_bins(name: str, schedule: ScheduleName, bins: ThresholdBinSpec) -> str:
+    """``name`` of a point with the settings that are not the default: ``emad m=0.10 free_eager by position``."""
+    followed = name if schedule == "monotone" else f"{name} {schedule}"
+    return f"{followed} by {bins.name}" if bins.features else followed
 
 
 def format_number(number: float) -> str:
