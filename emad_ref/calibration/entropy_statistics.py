@@ -1,6 +1,8 @@
-"""Running statistics of entropies: calibration in constant memory.
+"""Running statistics of entropies H_ℓ: calibration in constant memory (EMAD, "Teacher-forcing entropy profile").
 
-    window → one pass up to the last layer read → head after each of them → H_ℓ [tokens, read] → running statistics
+    window → one pass up to the last layer read → head(norm(h_ℓ)) after each → H_ℓ [tokens, read] → running statistics
+
+H_ℓ is the entropy of the model's distribution after layer ℓ, given the text's own history, in nats.
 
 Per bin and layer: tokens n, Σ H, Σ H² (float64) and a histogram of H. Statistics add up over batches, corpora and bins.
 

@@ -1,5 +1,9 @@
 """The teacher-forcing entropy profile: the result of a calibration, with a fingerprint, and its JSON file.
 
+    mean H_ℓ                     ``mean_nats``, after each layer read       (EMAD, "Teacher-forcing entropy profile")
+    E*[H_ℓ] = isotonic(mean H_ℓ)   ``targets_nats``, ℓ ∈ P; ``bin_targets_nats`` by bin             (the same section)
+    τ_ℓ = E*[H_ℓ] − m            ``Profile.point(m)``                       (EMAD, "Calibration details")
+
 It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
 running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
 model, tokenizer and dtype; ``require`` refuses any other. A file is checked field by field before use.
@@ -584,7 +588,7 @@ def compute_targets(
     bins: ThresholdBinSpec,
     minimum_tokens: int,
 ) -> EntropyTargets:
-    """Targets of the probes: τ_ℓ + m = isotonic(mean H_ℓ), for all tokens together and for each bin.
+    """E*[H_ℓ] = isotonic(mean H_ℓ) at the probes, for all tokens together and for each bin.
 
     Parameters
     ----------
@@ -599,7 +603,7 @@ def compute_targets(
 
     References
     ----------
-    EMAD, "Calibration details": global profile, conditioning.
+    EMAD, "Teacher-forcing entropy profile" (E*[H_ℓ]) and "Calibration details" (global profile, conditioning).
     """
     columns = _columns(probes, read)
 

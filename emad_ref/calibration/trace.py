@@ -1,7 +1,8 @@
 """Lens trace: the model's readout after every layer, taken once under teacher forcing.
 
-Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
-earlier tokens ran. So one full-depth pass that records, for every token and layer,
+Under a monotone schedule the hidden state h_ℓ of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of
+all earlier tokens ran (EMAD, "KV-consistent scheduling"). So one full-depth pass that records, for every token and
+layer,
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 

@@ -1,17 +1,22 @@
 """One decoding step at adaptive depth (EMAD, "Algorithm (per token)").
 
-    for each new token:  hidden = embed(token)
-      for segment (i, j] between layers where a row may stop:
-         hidden = run(hidden, i, j)
-         at a probe: read the signal Ĥ_j of the rows still running; rows whose rule fires stop
-         rows whose cap is j stop
-      emit from the head at D_t
+    h_0 = embed(token t)
+    for ℓ in P ∪ {D_{t−1}}, ascending:       the layers where a row may stop
+        h_ℓ = run_layers(h, …, ℓ)            each block writes its K and V
+        if ℓ in P and Ĥ_ℓ ≤ τ_ℓ: D_t = ℓ     the probe reads Ĥ_ℓ, the rule compares it
+        if ℓ = D_{t−1}:          D_t = ℓ     no rule fired: D_t = min(L, D_{t−1})
+    emit from head(norm(h_{D_t}))
 
-Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or the schedule's admission, ``signal`` is Ĥ. A row that stops leaves the
-batch for the layers above. The schedule's flow (``schedule.schedules``) settles the K/V that the cache still needs
-there; a schedule that never rises needs none. A full-softmax probe's logits are also the output of a row that stops
-there. After other estimators (``probes.estimators``) a row that stops runs the full head. The step counts the work that
-it executes.
+    t, ℓ        a row's token; a layer, counted from 1       h_ℓ     ``hidden`` [running, n, D]
+    P           ``point.probes``                             Ĥ_ℓ     ``signal`` [running]
+    D_t         ``output.depth`` [rows, n]                   τ_ℓ     ``point.thresholds`` [bins][probes], less m
+    D_{t−1}     ``running.caps`` [running]                   L       ``point.layers``
+
+A step meets three objects: ``RunningRows``, the rows that still run; ``LayerInputs``, what their layers take; and
+``StepOutput``, what it emits. A row that stops leaves the batch for the layers above; the schedule's flow
+(``schedule.schedules``) settles the K/V that the cache still needs there, and a schedule that never rises needs none.
+A full-softmax probe's logits are also the output of a row that stops there. After other estimators
+(``probes.estimators``) a row that stops runs the full head. The step counts the work that it executes.
 """
 
 from __future__ import annotations
@@ -150,7 +155,7 @@ class AdaptiveForward:
         return output
 
     def _run_adaptive(self, step: StepInput) -> StepOutput:
-        """Run each row until its rule fires or its cap is reached."""
+        """Run each row until its rule fires, Ĥ_ℓ ≤ τ_ℓ, or its cap is reached, ℓ = D_{t−1}."""
         output, flow = StepOutput.of_unread_tokens(step, len(self.column)), self._start(step)
         layer, last, work = 0, step.last, step.state.work
         bins: NDArray[np.intp] | None = None
@@ -158,7 +163,7 @@ class AdaptiveForward:
         while running := flow.running:
             below, layer = layer, self._next_exit(layer, running)
             hidden = flow.run_layers(below, layer)  # h_ℓ [running, n, D]
-            stops, shown_logits = running.caps == layer, None
+            stops, shown_logits = running.caps == layer, None  # ℓ = D_{t−1}
             column = self.column.get(layer) if running.reads_rule else None
             if column is not None:
                 reading = self.probe.read(hidden[:, -1], column, work, running.row_ids)
@@ -167,7 +172,7 @@ class AdaptiveForward:
                     bins = self._bins(running, len(output.depth), reading.logits)
                 here = None if bins is None else bins[running.row_ids]
                 decided = None if self.point.decay is None else step.decided[running.row_ids]
-                stops |= is_exit_rule_met(self.point, column, signal, here, decided) & running.by_rule
+                stops |= is_exit_rule_met(self.point, column, signal, here, decided) & running.by_rule  # Ĥ_ℓ ≤ τ_ℓ
                 if self.point.interpolate:
                     if before is not None:
                         planned = extrapolate_exits_between_probes(self.point, column, before, signal, here)
@@ -182,7 +187,7 @@ class AdaptiveForward:
                 emitted = self.probe.emit_logits(emitting, layer, work)
             else:
                 emitted = select_rows(shown_logits, stopped)[:, 1 - last :]  # of one token; ``last`` is 0 or 1
-            output.stop_rows(running.row_ids[stopped], layer, emitted)
+            output.stop_rows(running.row_ids[stopped], layer, emitted)  # D_t = ℓ
             flow.stop_rows(stopped, going, layer)
             before = None if before is None else before[going]
         flow.finish()

@@ -1,24 +1,29 @@
 """Schedules: their interface, and a table of the seven by name.
 
-A schedule turns fires of a rule into admissible depths and writes the K/V that stopped rows leave unwritten:
+A schedule turns fires of a rule into admissible depths D_t and writes the K/V that stopped rows leave unwritten:
 
-    admission   the depths that the next token may take, given the depths of the tokens before it
+    admission   the depths that token t may take, given D_1 … D_{t−1} of its sequence
     flow        handling of rows that stop in a decoding step, and of the K/V above their exit
-    replay      fires → depth over whole sequences, where that is exact
-    work        which tokens the rule reads, and what each layer runs, given the depths (``schedule.derived_work``)
+    replay      fires → D_t over whole sequences, where that is exact
+    work        which tokens the rule reads, and what each layer runs, given D_t (``schedule.derived_work``)
 
 ``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a session
 keeps between steps: K/V, deferred states and the count of work.
 
-    monotone       D_t = min(D_{t−1}, first fire of t) (EMAD, "KV-consistent scheduling"): exact, K/V never missing
+    monotone       D_t = min(D_{t−1}, first ℓ of P with Ĥ_ℓ ≤ τ_ℓ) (EMAD, "KV-consistent scheduling"): exact, K/V never
+                   missing
     positional     D_t = round(ceiling − (ceiling − floor)·min(t, period)/period) (SkipDecode): no rule at all
-    free_eager     any depth; stopped rows run on to write K/V above: exact, saves at most one block
-    free_deferred  any depth; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
-    chunked        one depth per ``period`` tokens, decided at the first of them; deferred otherwise: exact
-    copying        any depth; the state at the exit fills K/V above it (CALM): approximate, decoded and never replayed
-    translated     copying through state translators, ĥ_ℓ = h_e + U·(Vᵀ·h_e) + b: approximate likewise
+    free_eager     any D_t; stopped rows run on to write K/V above (EMAD, "Ablations: Schedule constraint"): exact,
+                   saves at most one block
+    free_deferred  any D_t; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
+    chunked        one D_t per ``period`` tokens, decided at the first of them (EMAD, "Baselines"); deferred otherwise:
+                   exact
+    copying        any D_t; K/V above the exit ℓ come from its state, h^i = h^ℓ for i = ℓ+1 … L (CALM; early-exit LLMs,
+                   "Preliminaries"): approximate, decoded and never replayed
+    translated     copying through state translators, ĥ_i = h_ℓ + U·(Vᵀ·h_ℓ) + b: approximate likewise
 
-Under an exact schedule the state of a token at each layer it runs is the full model's, so a lens trace can replay it.
+L is ``point.layers``, and ``point.ceiling`` the most layers that a token may run. Under an exact schedule the state h_ℓ
+of a token at each layer it runs is the full model's, so a lens trace can replay it.
 """
 
 from __future__ import annotations
@@ -313,11 +318,12 @@ def monotone_depths_from_signal(signal: Floats, thresholds: Floats, probes: Ints
 
 
 def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+    """D_t ≤ D_{t−1}; the first token of a sequence may take the ceiling (EMAD, "KV-consistent scheduling")."""
     return TokenDepthCap(trail[length - 1] if length else point.ceiling)
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    """The running minimum by doubling: several times as fast as ``np.minimum.accumulate``."""
+    """D_t = min over s ≤ t of the first fire of s, by doubling: several times as fast as ``np.minimum.accumulate``."""
     span = 1
     while span < len(depth):
         np.minimum(depth[span:], depth[:-span], out=depth[span:])
@@ -325,7 +331,7 @@ def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 
 
 def depths_from_token_index(point: OperatingPoint, decided: Ints) -> Ints:
-    """int64 depth of the decided tokens of these indices (0 = the first of its sequence), any shape."""
+    """int64 D_t of the decided tokens t (0 = a sequence's first), any shape: a line down to ``floor`` (SkipDecode)."""
     assert point.period is not None
     assert point.floor is not None
     gone = np.minimum(decided, point.period) / point.period
@@ -358,7 +364,10 @@ def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 
 
 class EagerFlow(ExitFlow):
-    """Flow in which stopped rows run on, the last layer as a K/V-only pass; the rule still reads ``running`` rows."""
+    """Flow in which stopped rows run on, the last layer as a K/V-only pass; the rule still reads ``running`` rows.
+
+    The backfill that the monotone schedule avoids (EMAD, "KV-consistent scheduling").
+    """
 
     def run_layers(self, first: int, last: int) -> Tensor:
         return select_rows(super().run_layers(first, last), self.running.row_ids)
@@ -390,7 +399,10 @@ def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints,
 
 
 class DeferredFlow(ExitFlow):
-    """Flow in which states of stopped rows wait until a deeper token of their row runs them along, layer by layer."""
+    """Flow in which states of stopped rows wait until a deeper token of their row runs them along, layer by layer.
+
+    FREE (Bae et al., 2023), "synchronized parallel decoding".
+    """
 
     def run_layers(self, first: int, last: int) -> Tensor:
         for below, top, held in _layers_by_entries(self.state.cache, first, last, self.running.rows):
@@ -544,7 +556,10 @@ def _asks_chunk_start(point: OperatingPoint, decided: Ints) -> Bools:
 
 
 class CopyingFlow(ExitFlow):
-    """Flow in which K/V above an exit come from the exit's state, or its translators, after all rows have stopped."""
+    """Flow in which K/V above an exit come from the exit's state, or its translators, after all rows have stopped.
+
+    h^i = h^ℓ for every layer i above the exit ℓ (CALM; early-exit LLMs, "Preliminaries: Transformer Architecture").
+    """
 
     def __init__(
         self,
