@@ -1,8 +1,7 @@
 """Lens trace: the model's readout after every layer, taken once under teacher forcing.
 
-Under a monotone schedule the hidden state h_ℓ of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of
-all earlier tokens ran (EMAD, "KV-consistent scheduling"). So one full-depth pass that records, for every token and
-layer,
+Under a monotone schedule the state h_ℓ of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
+earlier tokens ran (EMAD, "KV-consistent scheduling"). So one full-depth pass that records, for every token and layer,
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 
@@ -28,8 +27,7 @@ from tqdm import tqdm
 from emad_ref.calibration import windows
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import Stepper, make_source_cache_or_none
 from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
@@ -42,7 +40,6 @@ from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import (
     ENTROPY,
     LAYERWISE,
-    PREVIOUS_PROBE,
     SIGNALS,
     LogitsReadout,
     log_probabilities,
@@ -314,7 +311,7 @@ class Trace:
         """
         if point.confidence is not None:
             return self.confidence_rule_columns(point).signal
-        if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
+        if SIGNALS[point.signal].reads_previous_probe:
             return self._agreement(point.probes)
         if point.estimator == EntropyEstimator():
             return self.signal_at_every_layer(point.signal)
@@ -460,8 +457,7 @@ def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -
 
 def _trace_fields(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Fields of a trace from columns [tokens, L] as ``readout_columns`` names them."""
-    plain: dict[str, Any] = {name: columns[name] for name in COLUMNS}
-    return plain | {"signals": {name: columns[name] for name in LAYERWISE}}
+    return {**{name: columns[name] for name in COLUMNS}, "signals": {name: columns[name] for name in LAYERWISE}}
 
 
 def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor]:
@@ -524,10 +520,9 @@ def iterate_states_after(
     tokens, lengths = windows.padded_tokens_and_lengths(run)
     cache = make_source_cache_or_none(stepper, [sequence.source for sequence in run], tokens.shape[1])
     inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs)
+    hidden, below = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs), 0
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, windows.decided_positions(batch)))
-    below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
         hidden, below = stepper.run_layers(hidden, below, layer, inputs), layer
         yield hidden[chosen]
@@ -823,11 +818,6 @@ def take_own_and_lens_traces(
 
     own, tuned = _assemble(sequences, traced, progress, file)
     return own, tuned
-
-
-def make_source_cache_or_none(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
-    """The cache for one plain pass: None, or a cache with the encoded sources."""
-    return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
 
 
 @torch.inference_mode()

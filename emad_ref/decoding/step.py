@@ -38,7 +38,7 @@ from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Step
 from emad_ref.record import Floats, Ints
 from emad_ref.schedule.schedules import Flow, SessionState, get_point_schedule, select_rows
-from emad_ref.signals import PREVIOUS_PROBE, SIGNALS, to_numpy_float64
+from emad_ref.signals import SIGNALS, to_numpy_float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class AdaptiveForward:
         several = (
             self.schedule.by_prefix and point.bins.bin_count == 1 and not point.interpolate and point.decay is None
         )
-        remembers = point.confidence is not None or SIGNALS[point.signal].needs is PREVIOUS_PROBE
+        remembers = point.confidence is not None or SIGNALS[point.signal].reads_previous_probe
         return several and point.estimator.kind == "full" and not remembers
 
     def run_step(self, step: StepInput) -> StepOutput:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, make_source_cache_or_none, target_tokens
+from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, target_tokens
 from emad_ref.calibration.windows import (
     TOKENS_PER_BATCH,
     TokenSequence,
@@ -27,6 +27,7 @@ from emad_ref.calibration.windows import (
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
+from emad_ref.models.stepper import make_source_cache_or_none
 from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe

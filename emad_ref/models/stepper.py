@@ -208,6 +208,11 @@ class SizeMismatch(EmadError):
         )
 
 
+def make_source_cache_or_none(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
+    """The cache for one plain pass: None, or a cache with the encoded sources."""
+    return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
+
+
 def require_eval_mode_and_kernel(model: Any, kernel: str) -> None:
     """Raise BadArgument for training mode, and for attention without an additive mask."""
     if model.training:
