@@ -238,9 +238,11 @@ class NotFinite(EmadError):
 
 def require_finite(values: Tensor, where: str) -> None:
     """Raise NotFinite unless every signal, or largest logit, is finite; ``where`` names the place in the message."""
+    import torch  # loaded by now: ``values`` is one of its tensors
+
     # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
     few = values.is_cpu and values.numel() <= FEW
-    if not math.isfinite(sum(values.flatten().tolist()) if few else values.double().sum().item()):
+    if not math.isfinite(sum(values.flatten().tolist()) if few else values.sum(dtype=torch.float64).item()):
         bad = int((~values.isfinite()).sum())
         raise NotFinite(
             f"logits {where}: {bad} of {values.numel()} rows give no finite entropy, but expected finite logits; "
