@@ -1,11 +1,14 @@
 """Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
 
-``calibrated_entropy_point``  τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details")
-``fixed_entropy_point``       τ_ℓ = h₀ at every probe
-confidence rules           exit after the first layer ℓ ≥ j with confidence c_ℓ ≥ λ (CALM; early-exit LLMs)
+``calibrated_entropy_point``  Ĥ_ℓ ≤ τ_ℓ = isotonic(mean H_ℓ) − m      EMAD, "Calibration details"
+``fixed_entropy_point``       Ĥ_ℓ ≤ h₀ at every probe                  EMAD, "Baselines"
+``early_exit_point``          c_ℓ ≥ λ after the first layer ℓ ≥ j      CALM; early-exit LLMs, "Methodology"
+``is_exit_rule_met``          the comparison
+``assign_bins``               the row of τ_ℓ of a token                EMAD, "Calibration details: Conditioning"
 
 Confidence rules may prune the vocabulary above j, to k*(ℓ) = max(250, ⌊35000 / (1 + 139·ℓ/24)⌋) tokens as published
-for T5-large (24 layers, 32,128 tokens). For other models 24 becomes L, and 250 and 35000 are scaled by |V|/32128.
+for T5-large (24 layers, 32,128 tokens; early-exit LLMs, "Softmax response via decaying pruning"). For other models 24
+becomes L, and 250 and 35000 are scaled by |V|/32128.
 
 Thresholds may depend on a bin, one or two coarse features of a token (EMAD, "Conditioning"):
 
@@ -37,7 +40,7 @@ from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoin
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
-FULL_READOUT = EntropyEstimator()
+FULL_READOUT, ONE_BIN = EntropyEstimator(), ThresholdBinSpec()
 EXACT_DIGITS = 17  # with so many digits a float64 reads back exactly
 
 
@@ -50,21 +53,49 @@ def default_probes(layers: int) -> tuple[int, ...]:
 def calibrated_entropy_point(
     layers: int,
     probes: Sequence[int],
-    targets_nats: Sequence[float],
+    targets_nats: Sequence[Sequence[float]],
     margin_nats: float = 0.0,
-    schedule: str = "monotone",
+    schedule: ScheduleName = "monotone",
+    bins: ThresholdBinSpec = ONE_BIN,
 ) -> OperatingPoint:
-    """EMAD's operating point: exit at the first probe ℓ with entropy H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
+    """EMAD's operating point: exit at the first probe ℓ with entropy Ĥ_ℓ ≤ τ_ℓ.
+
+    Parameters
+    ----------
+    layers : int
+        L of the model.
+    probes : sequence of int
+        P, ascending layers below the last.
+    targets_nats : [bins][probes]
+        isotonic(mean H_ℓ) of each bin, nats.
+    margin_nats : float
+        m: τ_ℓ = targets_nats − m.
+    schedule : str
+        How exits become depths.
+    bins : ThresholdBinSpec
+        Features that choose a token's row of targets; one row by default.
+
+    References
+    ----------
+    EMAD, "Entropy-matched early exit" (τ_ℓ) and "Calibration details" (m, bins).
+    """
     return OperatingPoint(
-        name=f"emad m={format_number(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
+        name=name_with_schedule_and_bins(f"emad m={format_number(margin_nats)}", schedule, bins),
         family="emad",
         layers=layers,
         ceiling=layers,
         probes=tuple(probes),
-        thresholds=(tuple(float(target) - margin_nats for target in targets_nats),),
-        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and lists those that exist
+        thresholds=tuple(tuple(float(target) - margin_nats for target in row) for row in targets_nats),
+        schedule=schedule,
+        bins=bins,
         margin_nats=margin_nats,
     )
+
+
+def name_with_schedule_and_bins(name: str, schedule: ScheduleName, bins: ThresholdBinSpec) -> str:
+    """``name`` of a point with the settings that are not the default: ``emad m=0.10 free_eager by position``."""
+    followed = name if schedule == "monotone" else f"{name} {schedule}"
+    return f"{followed} by {bins.name}" if bins.features else followed
 
 
 def format_number(number: float) -> str:
@@ -118,17 +149,17 @@ def threshold_point(
 
 
 def fixed_entropy_point(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
-    """A point with one threshold h₀ for every probe, without a profile (EMAD, Experiments, Baselines)."""
+    """A point with one threshold for every probe, τ_ℓ = h₀, without a profile (EMAD, "Baselines")."""
     return threshold_point(ENTROPY, layers, probes, h0_nats)
 
 
 def softmax_response_point(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
-    """The softmax-response point (CALM): exit where top-1 minus top-2 probability ≥ ``threshold``; > 1 never exits."""
+    """The softmax-response point (CALM): exit where c_ℓ, top-1 minus top-2 probability, is ≥ λ; > 1 never exits."""
     return threshold_point(RESPONSE, layers, probes, threshold)
 
 
 def threshold_decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
-    """Factor on thresholds, 0.9 + 0.1·exp(−rate·t/N), in the shape of ``decided`` (CALM).
+    """Factor on λ, 0.9 + 0.1·exp(−rate·t/N), in the shape of ``decided`` (CALM, "decaying threshold").
 
     ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
     has the full threshold.
@@ -145,7 +176,10 @@ def is_exit_rule_met(
     bins: NDArray[np.integer[Any]] | None = None,
     decided: NDArray[np.integer[Any]] | None = None,
 ) -> Bools:
-    """Whether the rule at ``point.probes[column]`` fires on ``signal``, any shape; NaN never fires.
+    """Whether the rule at layer ℓ = ``point.probes[column]`` fires on ``signal``, any shape; NaN never fires.
+
+    Ĥ_ℓ ≤ τ_ℓ for a signal that falls with certainty (EMAD, "Entropy-matched early exit"), c_ℓ ≥ τ_ℓ for one that rises
+    (CALM; early-exit LLMs, "Early Exiting Via the Softmax Approach").
 
     ``bins``: row of thresholds of each signal, in the shape of ``signal``; required if there are several rows.
     ``decided``: index of each token among the decided ones of its sequence, in a shape that broadcasts to ``signal``'s;
@@ -172,7 +206,7 @@ def is_exit_rule_met(
 
 
 def first_firing_probe(fired: Bools, probes: Ints, ceiling: int) -> Ints:
-    """Smallest probe that fires [n], ``ceiling`` where none does; ``fired`` [n, probes] with ``probes`` ascending."""
+    """The smallest ℓ of P that fires [n], ``ceiling`` where none does; ``fired`` [n, probes], ``probes`` ascending."""
     if len(probes) == 0:
         return np.full(len(fired), ceiling, dtype=np.int64)
     first = np.argmax(fired, axis=1)
@@ -211,13 +245,15 @@ def extrapolate_exits_between_probes(
 
 
 PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
-MIN_KEPT, MAX_KEPT, STEEPNESS = 250, 35_000, 139
-SHRINK = 0.9  # share of the vocabulary that a readout of confidence 1 prunes
-ALPHA = 0.1
+MIN_KEPT, MAX_KEPT, STEEPNESS = 250, 35_000, 139  # of k*
+SHRINK = 0.9  # s: share of the vocabulary that a readout of confidence 1 prunes ("via adaptive pruning")
+ALPHA = 0.1  # α of the plausible tokens ("Contrastive Decoding")
 
 
 def kept_vocabulary_size(layer: int, layers: int, vocabulary: int) -> int:
-    """Tokens that readouts after ``layer`` keep, k*, for a model of ``layers`` layers and ``vocabulary`` tokens.
+    """k*: tokens that readouts after ``layer`` keep, for a model of ``layers`` layers and ``vocabulary`` tokens.
+
+    Early-exit LLMs, "Softmax response via decaying pruning".
 
     >>> [kept_vocabulary_size(layer, 24, 32_128) for layer in (2, 7, 19)]
     [2781, 842, 315]
@@ -340,7 +376,9 @@ def _point_name(
 def assign_bins(
     spec: ThresholdBinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
 ) -> NDArray[np.intp]:
-    """Bin of each token, in the shape of ``position`` (from 1); uses only the features that ``spec`` names.
+    """Bin of each token (EMAD, "Calibration details: Conditioning"), in the shape of ``position`` (from 1).
+
+    Uses only the features that ``spec`` names.
 
     Edges of confidence are rounded to float32, as probabilities are, so that replay and decoding agree on equality.
 

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
-from emad_ref.record import Floats
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.record import Floats, Ints
 
 if TYPE_CHECKING:  # naming signals needs no torch
     from torch import Tensor
@@ -188,6 +188,11 @@ class Signal:
         return not self.is_single_layer and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
+    def reads_previous_probe(self) -> bool:
+        """Whether it compares a readout with that at the probe before."""
+        return self.needs is PREVIOUS_PROBE
+
+    @property
     def is_contrastive(self) -> bool:
         """Whether it contrasts readouts of several layers."""
         return self.needs_confidence_parameters and self.cost is not None
@@ -210,6 +215,52 @@ class Signal:
     def compute_from_logits(self, logits: Tensor) -> Tensor:
         """``compute`` from logits [..., V], for callers that need only this signal."""
         return self.compute(LogitsReadout(logits))
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeOutput:
+    """``signal`` [rows], NaN where undefined; ``logits`` [rows, V] to emit from, None if the exit must run a head.
+
+    ``macs`` int64 [rows]: multiply-adds of each row's readout if rows may differ (pruned vocabularies), else None.
+    """
+
+    signal: Tensor
+    logits: Tensor | None
+    macs: Ints | None = None
+
+
+FEW = 32  # number of entries up to which Python's sum is faster than a call into torch
+
+
+class NotFinite(EmadError):
+    """Raised if logits hold NaN or +inf, which allow no decision."""
+
+
+def require_finite(values: Tensor, where: str) -> None:
+    """Raise NotFinite unless every signal, or largest logit, is finite; ``where`` names the place in the message."""
+    import torch  # loaded by now: ``values`` is one of its tensors
+
+    # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
+    few = values.is_cpu and values.numel() <= FEW
+    if not math.isfinite(sum(values.flatten().tolist()) if few else values.sum(dtype=torch.float64).item()):
+        bad = int((~values.isfinite()).sum())
+        raise NotFinite(
+            f"logits {where}: {bad} of {values.numel()} rows give no finite entropy, but expected finite logits; "
+            "check the weights and the dtype (float16 overflows where bfloat16 or float32 do not)"
+        )
+
+
+def require_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
+    """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
+    values = signal.double().cpu()  # before the check: it would cost a second transfer
+    require_finite(values, where)
+    return values
+
+
+def to_numpy_float64(signal: Tensor) -> Floats:
+    """``signal``, or logits, as NumPy float64."""
+    values: Floats = signal.double().cpu().numpy()
+    return values
 
 
 def upcast_to_float32(values: Tensor) -> Tensor:

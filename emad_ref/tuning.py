@@ -1,6 +1,6 @@
 """From a loaded model to an operating point in two calls: a profile of one text, then a margin chosen on other text.
 
-    calibrate on one split → profile → margin on a second → use or judge it on a third
+    calibrate on one split → profile: E*[H_ℓ] → margin m on a second: τ_ℓ = E*[H_ℓ] − m → use or judge it on a third
 
 Reading, grid and bounds are those of the suites, on the requested amount of text. The suites also give intervals, which
 this module does not.

@@ -7,15 +7,23 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from itertools import takewhile
 from pathlib import Path
+from types import FrameType
 
+import numpy as np
 import pytest
+import torch
 
 import emad_ref
 import pytest_emad.run.fixtures
+from emad_ref.decoding.reference import Sampler, WalkedDecoder
+from emad_ref.exit_rules import calibrated_entropy_point, default_probes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from emad_ref.models.loading import load
+from emad_ref.protocol import Prompt
+from emad_ref.record import DECODE, TokenLog
 from pytest_emad import hardware, reproduce
 from pytest_emad.cli import VERBS, build_parser
 from pytest_emad.run.options import OPTIONS, get_run_settings
@@ -70,6 +78,37 @@ def test_a_way_through_the_code_names_what_is_there(page: str) -> None:
         source = (ROOT / file).read_text(encoding="utf-8")
         for part in filter(None, name.split(".")):
             assert re.search(rf"^ *(?:def|class) {part}\b", source, re.MULTILINE), f"{file}:{name}"
+
+
+def test_a_step_runs_the_ten_files_that_the_map_names() -> None:
+    """From the fed token to the emitted one, in the reference: no other file of ours is entered, and none in vain."""
+    chapter = PAGES["CONTRIBUTING.md"].partition("### One decoding step")[2].partition("\n### ")[0]
+    table = "\n".join(line for line in chapter.splitlines() if line.startswith("| "))
+    named = set(re.findall(r"`emad_ref/([\w/]+\.py)", table))
+    model, prompts = load(BUNDLED_PAIR[0]), [Prompt(np.arange(5, 9)), Prompt(np.arange(20, 22))]
+    probes = default_probes(model.stepper.layers)
+    point = calibrated_entropy_point(model.stepper.layers, probes, [[0.3] * len(probes)])
+    session, output = WalkedDecoder(model.stepper, point, max_rows=2).start_with_room(prompts, 12)
+    sampler, log, depths, entered = Sampler(2), TokenLog(), set(), set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        entered.add(Path(frame.f_code.co_filename))
+
+    with torch.inference_mode():
+        for _ in range(12):
+            sys.setprofile(note)
+            tokens = sampler.pick_next_tokens(output.logits[:, -1], [0, 1])
+            for row, token in enumerate(tokens.tolist()):
+                depth, cap = int(output.depth[row, -1]), int(output.cap[row])
+                log.append(row, 0, token, depth, cap, DECODE, output.signal[row, -1])
+            session.commit_all()
+            output = session.process_tokens(tokens[:, None], None)
+            sys.setprofile(None)
+            depths |= {*output.depth[:, -1].tolist()}
+    assert len(depths) > 1, "no row stopped early, or none ran on"
+    package = Path(emad_ref.__file__).parent
+    assert {path.relative_to(package).as_posix() for path in entered if package in path.parents} == named
+    assert len(named) == 10
 
 
 # ---------------------------------------------------------------- commands that run

@@ -47,9 +47,8 @@ from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
-from emad_ref.signals import exp_log_probabilities, upcast_to_float32
+from emad_ref.signals import exp_log_probabilities, to_numpy_float64, upcast_to_float32
 
 CACHED_BYTES = 2**30  # most bytes of states; further text is not read
 SAMPLED_TOKENS = 4096  # tokens of the vocabulary at a step, half of them the likeliest ones

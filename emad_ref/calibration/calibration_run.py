@@ -1,6 +1,6 @@
 """Calibration of any length: constant memory, resumable, in this process or by workers.
 
-    corpora → windows → batches → entropies → running statistics → profile
+    corpora → windows → batches → H_ℓ → running statistics → profile         (EMAD, "Calibration details")
 
 After every unit (a batch, or a shard of batches from a worker) the state goes into a checkpoint, written completely or
 not at all. A resumed run reads the earlier text again without running the model, continues only if it is the same text,

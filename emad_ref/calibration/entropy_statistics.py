@@ -1,6 +1,8 @@
-"""Running statistics of entropies: calibration in constant memory.
+"""Running statistics of entropies H_ℓ: calibration in constant memory (EMAD, "Teacher-forcing entropy profile").
 
-    window → one pass up to the last layer read → head after each of them → H_ℓ [tokens, read] → running statistics
+    window → one pass up to the last layer read → head(norm(h_ℓ)) after each → H_ℓ [tokens, read] → running statistics
+
+H_ℓ is the entropy of the model's distribution after layer ℓ, given the text's own history, in nats.
 
 Per bin and layer: tokens n, Σ H, Σ H² (float64) and a histogram of H. Statistics add up over batches, corpora and bins.
 
@@ -28,9 +30,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import assign_bins
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import ThresholdBinSpec
-from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats, require_finite
+from emad_ref.probes.signal_values import apply_in_row_blocks, entropy_nats
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import LogitsReadout, exp_log_probabilities
+from emad_ref.signals import LogitsReadout, exp_log_probabilities, require_finite
 
 BUCKETS = 4096
 LOWEST_NATS, HIGHEST_NATS = 1e-6, 16.0

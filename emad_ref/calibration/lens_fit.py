@@ -37,10 +37,10 @@ from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument
 from emad_ref.files import open_for_atomic_write, read_bytes, require_writable
 from emad_ref.models.stepper import Stepper
-from emad_ref.probes.signal_values import NotFinite, kl_divergence_nats
+from emad_ref.probes.signal_values import kl_divergence_nats
 from emad_ref.probes.tuned_lens import Translator, TunedLens
 from emad_ref.record import Floats
-from emad_ref.signals import log_probabilities
+from emad_ref.signals import NotFinite, log_probabilities
 
 WindowSource = Callable[[], Iterable[TokenSequence]]
 EMPTY_DIGEST = hashlib.sha256().hexdigest()

@@ -32,7 +32,7 @@ from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import kl_divergence_nats, to_numpy_float64
+from emad_ref.probes.signal_values import kl_divergence_nats
 from emad_ref.probes.tuned_lens import (
     Pair,
     StateTranslators,
@@ -43,6 +43,7 @@ from emad_ref.probes.tuned_lens import (
     weight_dtype_name,
 )
 from emad_ref.record import Floats
+from emad_ref.signals import to_numpy_float64
 
 GATE_TOKENS = 20_000
 

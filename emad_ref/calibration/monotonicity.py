@@ -1,6 +1,6 @@
-"""Monotonicity of a profile, which EMAD assumes, and the corrections by isotonic regression.
+"""Monotonicity of a profile, which EMAD assumes ("Teacher-forcing entropy profile"), and isotonic corrections.
 
-Mean entropies θ_ℓ = Σ_d x_d / Σ_d n_d are ratios over documents d; with z_d = x_d − θ n_d,
+Mean entropies mean H_ℓ = θ_ℓ = Σ_d x_d / Σ_d n_d are ratios over documents d; with z_d = x_d − θ n_d,
 
     Cov(θ) ≈ D / (D − 1) · Σ_d z_d z_dᵀ / (Σ_d n_d)²          (linearised ratio; documents are independent)
 

@@ -1,5 +1,9 @@
 """The teacher-forcing entropy profile: the result of a calibration, with a fingerprint, and its JSON file.
 
+    mean H_ℓ                     ``mean_nats``, after each layer read       (EMAD, "Teacher-forcing entropy profile")
+    E*[H_ℓ] = isotonic(mean H_ℓ)   ``targets_nats``, ℓ ∈ P; ``bin_targets_nats`` by bin             (the same section)
+    τ_ℓ = E*[H_ℓ] − m            ``Profile.point(m)``                       (EMAD, "Calibration details")
+
 It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
 running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
 model, tokenizer and dtype; ``require`` refuses any other.
@@ -14,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,13 +33,15 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.console import format_facts_html
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance
 from emad_ref.exit_rules import (
+    ONE_BIN,
     bin_indices_without_last_features,
     calibrated_entropy_point,
     dropped_feature_count_by_bin,
+    name_with_schedule_and_bins,
 )
 from emad_ref.file_formats import FileFormat
 from emad_ref.files import require_writable
-from emad_ref.point import OperatingPoint, ThresholdBinSpec
+from emad_ref.point import OperatingPoint, ScheduleName, ThresholdBinSpec
 from emad_ref.record import Floats, Ints
 
 
@@ -96,7 +102,6 @@ MINIMUM_TOKENS = (
     500  # least tokens for a bin's own thresholds, which give a mean entropy of deviation 1.5 nats to ± 0.07
 )
 
-ONE_BIN = ThresholdBinSpec()
 
 TargetRows = tuple[tuple[float, ...], ...]
 
@@ -140,6 +145,23 @@ class Profile:
     minimum_tokens: int = MINIMUM_TOKENS
     statistics: EntropyStatistics | None = None
 
+    def __post_init__(self) -> None:
+        """Assert what holds for every profile."""
+        rows, bins = self.bin_targets_nats, self.bins
+        for ascending, end in ((self.probes, self.layers), (self.read, self.layers + 1)):
+            assert list(ascending) == sorted({*ascending} & {*range(1, end)}), f"ascending layers below {end}"
+        assert {*self.probes} <= {*self.read}, "the probes are among the layers read"
+        assert len(self.mean_nats) == len(self.read), "one mean per layer read"
+        assert all(map(math.isfinite, self.mean_nats)), "means of tokens"
+        for targets in (self.targets_nats, *rows):
+            assert len(targets) == len(self.probes), "one target per probe"
+            assert list(targets) == sorted(targets, reverse=True), "targets never rise"
+        assert len(rows) == len(self.fallbacks) == bins.bin_count * bool(bins.features), "one row of targets per bin"
+        assert not self.corpora or sum(self.corpora.values()) == self.tokens, "all tokens are of its corpora"
+        if self.statistics is not None:
+            assert self.statistics.sums.shape == (bins.bin_count, len(self.read)), "statistics by bin and layer read"
+            assert int(self.statistics.tokens.sum()) == self.tokens, "statistics of its tokens"
+
     def __repr__(self) -> str:
         read = f"{self.tokens:,} tokens of {self.corpus}"
         return (
@@ -152,9 +174,9 @@ class Profile:
         return format_facts_html(f"{self.model}: {self.tokens:,} tokens of {self.corpus}", facts)
 
     def point(
-        self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None
+        self, margin_nats: float = 0.0, schedule: ScheduleName = "monotone", *, quantile: float | None = None
     ) -> OperatingPoint:
-        """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H.
+        """The EMAD operating point τ_ℓ = targets_nats − m; with ``quantile``, τ_ℓ is that quantile of H_ℓ.
 
         Raises:
             BadArgument: a margin that makes every threshold negative, so that no token can exit; a margin together with
@@ -173,25 +195,28 @@ class Profile:
                 f"at most {highest:.4f}, the highest target of this profile",
                 "a larger margin makes every threshold negative, and entropy never is: nothing would exit",
             )
-        point = calibrated_entropy_point(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
-        return self._conditioned(point, tuple(tuple(target - margin_nats for target in row) for row in rows))
+        return calibrated_entropy_point(self.layers, self.probes, rows, margin_nats, schedule, self.bins)
 
-    def _quantile_point(self, quantile: float, margin_nats: float, schedule: str) -> OperatingPoint:
+    def _quantile_point(self, quantile: float, margin_nats: float, schedule: ScheduleName) -> OperatingPoint:
         if margin_nats != 0:
             raise BadArgument(
                 "margin_nats", margin_nats, "0 beside a quantile", "a smaller quantile is the stricter one"
             )
-        levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
-        rows = tuple(tuple(float(level) for level in row) for row in levels)
-        point = calibrated_entropy_point(self.layers, self.probes, rows[0], 0.0, schedule)
-        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, unless default
-        named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
-        return self._conditioned(named, rows)
 
-    def _conditioned(self, point: OperatingPoint, rows: TargetRows) -> OperatingPoint:
-        if not self.bins.features:
-            return point
-        return replace(point, name=f"{point.name} by {self.bins.name}", bins=self.bins, thresholds=rows)
+        def levels(statistics: EntropyStatistics) -> Floats:
+            return statistics.quantile_nats(quantile)[:, _columns(self.probes, self.read)]
+
+        rows = _values_with_fallbacks(levels, self._statistics, self.bins, self.fallbacks)
+        return OperatingPoint(
+            name=name_with_schedule_and_bins(f"quantile q={quantile:g}", schedule, self.bins),
+            family="quantile",
+            layers=self.layers,
+            ceiling=self.layers,
+            probes=self.probes,
+            thresholds=_to_rows(rows),
+            schedule=schedule,
+            bins=self.bins,
+        )
 
     def quantile_nats(self, quantile: float) -> Floats:
         """[bins, read] the ``quantile`` of H in each bin, without fallback; NaN for a bin without tokens.
@@ -211,28 +236,15 @@ class Profile:
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
-        return _fit_profile(self, bins, self._statistics.pool_bin_groups(group))
+        statistics = self._statistics.pool_bin_groups(group)
+        targets = compute_targets(statistics, self.probes, self.read, bins, self.minimum_tokens)
+        return replace(self, bins=bins, statistics=statistics, **targets._asdict())
 
     @property
     def _statistics(self) -> EntropyStatistics:
         if self.statistics is None:
             raise BadArgument("profile.statistics", None, "running statistics", "calibrate again with `emad calibrate`")
         return self.statistics
-
-    @property
-    def _columns(self) -> Ints:
-        """Indices of the probes among the layers read."""
-        return np.searchsorted(np.array(self.read, dtype=np.int64), self.probes)
-
-    def _from_ancestors(self, values: Callable[[EntropyStatistics], Floats]) -> Floats:
-        """[bins, …] ``values`` of each bin, or of the ancestor it falls back to."""
-        dropped = np.array(self.fallbacks or (0,), dtype=np.int64)
-        chosen: Floats = values(self._statistics)
-        for level in range(1, int(dropped.max()) + 1):
-            group = bin_indices_without_last_features(self.bins, level)
-            theirs = values(self._statistics.pool_bin_groups(group))[group]
-            chosen = np.where((dropped == level)[:, None], theirs, chosen)
-        return chosen
 
     def require(self, fingerprint: str, dtype: str) -> None:
         """Refuse another model or dtype."""
@@ -347,7 +359,9 @@ def profile_from_statistics(
     require_probes(probes, layers)
     if not set(probes) <= set(read) or statistics.layers != len(read):
         raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.layers} layers")
-    blank = Profile(
+    statistics = statistics.with_document_ended()
+    targets = compute_targets(statistics, probes, read, bins, minimum_tokens)
+    return Profile(
         model=model,
         fingerprint=fingerprint,
         corpus=" + ".join(corpora),
@@ -355,15 +369,91 @@ def profile_from_statistics(
         layers=layers,
         probes=tuple(probes),
         read=tuple(read),
-        mean_nats=(),
-        targets_nats=(),
         tokens=int(statistics.tokens.sum()),
         sequences=statistics.sequences,
         versions=library_versions(),
         corpora=dict(corpora),
+        bins=bins,
         minimum_tokens=minimum_tokens,
+        statistics=statistics,
+        **targets._asdict(),
     )
-    return _fit_profile(blank, bins, statistics.with_document_ended())
+
+
+class EntropyTargets(NamedTuple):
+    """The fields of a profile that follow from its statistics; see ``Profile``."""
+
+    mean_nats: tuple[float, ...]
+    targets_nats: tuple[float, ...]
+    bin_targets_nats: TargetRows
+    fallbacks: tuple[int, ...]
+
+
+def compute_targets(
+    statistics: EntropyStatistics,
+    probes: Sequence[int],
+    read: Sequence[int],
+    bins: ThresholdBinSpec,
+    minimum_tokens: int,
+) -> EntropyTargets:
+    """E*[H_ℓ] = isotonic(mean H_ℓ) at the probes, for all tokens together and for each bin.
+
+    Parameters
+    ----------
+    statistics : EntropyStatistics
+        Of H_ℓ in ``bins`` after the layers ``read``, nats.
+    probes, read : sequence of int
+        P, and the layers whose entropies were read, P among them; both ascending.
+    bins : ThresholdBinSpec
+        Features of the bins; one bin has no targets besides those of all tokens.
+    minimum_tokens : int
+        Tokens below which a bin takes the targets of its ancestor.
+
+    References
+    ----------
+    EMAD, "Teacher-forcing entropy profile" (E*[H_ℓ]) and "Calibration details" (global profile, conditioning).
+    """
+    columns = _columns(probes, read)
+
+    def targets(statistics: EntropyStatistics) -> Floats:
+        means = statistics.mean_nats()[:, columns]
+        fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
+        for number in np.flatnonzero(statistics.tokens > 0):
+            count = np.full(len(columns), statistics.tokens[number])
+            fitted[number] = isotonic_targets(probes, means[number], count)
+        return fitted
+
+    together = statistics.pool_bin_groups(np.zeros(len(statistics.tokens), dtype=np.int64))
+    (means,), (overall,) = _to_rows(together.mean_nats()), _to_rows(targets(together))
+    if not bins.features:
+        return EntropyTargets(means, overall, (), ())
+    dropped = tuple(dropped_feature_count_by_bin(bins, statistics.tokens, minimum_tokens).tolist())
+    return EntropyTargets(means, overall, _to_rows(_values_with_fallbacks(targets, statistics, bins, dropped)), dropped)
+
+
+def _values_with_fallbacks(
+    values: Callable[[EntropyStatistics], Floats],
+    statistics: EntropyStatistics,
+    bins: ThresholdBinSpec,
+    fallbacks: Sequence[int],
+) -> Floats:
+    """[bins, …] ``values`` of each bin, or of the ancestor without as many features as ``fallbacks`` [bins] says."""
+    dropped = np.array(fallbacks or (0,), dtype=np.int64)
+    chosen: Floats = values(statistics)
+    for level in range(1, int(dropped.max()) + 1):
+        group = bin_indices_without_last_features(bins, level)
+        theirs = values(statistics.pool_bin_groups(group))[group]
+        chosen = np.where((dropped == level)[:, None], theirs, chosen)
+    return chosen
+
+
+def _columns(probes: Sequence[int], read: Sequence[int]) -> Ints:
+    """Indices of the ``probes`` among the layers ``read``."""
+    return np.searchsorted(np.array(read, dtype=np.int64), probes)
+
+
+def _to_rows(values: Floats) -> TargetRows:
+    return tuple(tuple(float(value) for value in row) for row in values)
 
 
 def merge(profiles: Sequence[Profile]) -> Profile:
@@ -407,36 +497,16 @@ def merge(profiles: Sequence[Profile]) -> Profile:
             raise BadArgument("profile.corpora", twice, "each corpus in one profile", "its tokens would count twice")
         corpora |= _corpora_of(other)
         statistics = statistics + other._statistics
-    tokens, sequences = int(statistics.tokens.sum()), statistics.sequences
-    blank = replace(first, corpus=" + ".join(corpora), corpora=corpora, tokens=tokens, sequences=sequences)
-    return _fit_profile(replace(blank, versions=_joined_versions(profiles)), first.bins, statistics)
-
-
-def _fit_profile(profile: Profile, bins: ThresholdBinSpec, statistics: EntropyStatistics) -> Profile:
-    """``profile`` with means, targets and fallbacks of ``statistics`` in ``bins``."""
-    columns = profile._columns
-
-    def targets(statistics: EntropyStatistics) -> Floats:
-        means = statistics.mean_nats()[:, columns]
-        present = statistics.tokens > 0
-        fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
-        for number in np.flatnonzero(present):
-            count = np.full(len(columns), statistics.tokens[number])
-            fitted[number] = isotonic_targets(profile.probes, means[number], count)
-        return fitted
-
-    together = statistics.pool_bin_groups(np.zeros(len(statistics.tokens), dtype=np.int64))
-    dropped = dropped_feature_count_by_bin(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
-    fitted = replace(
-        profile,
-        mean_nats=tuple(float(h) for h in together.mean_nats()[0]),
-        targets_nats=tuple(float(h) for h in targets(together)[0]),
-        bins=bins,
-        fallbacks=tuple(int(count) for count in dropped),
+    return replace(
+        first,
+        corpus=" + ".join(corpora),
+        corpora=corpora,
+        tokens=int(statistics.tokens.sum()),
+        sequences=statistics.sequences,
+        versions=_joined_versions(profiles),
         statistics=statistics,
+        **compute_targets(statistics, first.probes, first.read, first.bins, first.minimum_tokens)._asdict(),
     )
-    rows = fitted._from_ancestors(targets) if bins.features else ()
-    return replace(fitted, bin_targets_nats=tuple(tuple(float(h) for h in row) for row in rows))
 
 
 def library_versions() -> dict[str, str]:

@@ -20,8 +20,8 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.record import Floats, Ints
+from emad_ref.signals import to_numpy_float64
 
 RIDGE_PENALTY = 1e-3  # relative to the mean variance of an entry of x: keeps the fit finite if entries are collinear
 

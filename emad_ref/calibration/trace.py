@@ -1,7 +1,7 @@
 """Lens trace: the model's readout after every layer, taken once under teacher forcing.
 
-Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
-earlier tokens ran. So one full-depth pass that records, for every token and layer,
+Under a monotone schedule the state h_ℓ of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
+earlier tokens ran (EMAD, "KV-consistent scheduling"). So one full-depth pass that records, for every token and layer,
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 
@@ -27,18 +27,25 @@ from tqdm import tqdm
 from emad_ref.calibration import windows
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import Stepper, make_source_cache_or_none
 from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
 from emad_ref.probes.probe import Probe, make_confidence_probe
 from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads
-from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs, require_finite, to_numpy_float64
+from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenPositions
-from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS_PROBE, SIGNALS, LogitsReadout, log_probabilities
+from emad_ref.signals import (
+    ENTROPY,
+    LAYERWISE,
+    SIGNALS,
+    LogitsReadout,
+    log_probabilities,
+    require_finite,
+    to_numpy_float64,
+)
 
 LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers; 2 MB of float32 fit the core's cache
 LOGITS_IN_CACHE = 2**23  # logits of one layer read at a time; 32 MB of float32 fit a shared cache
@@ -304,7 +311,7 @@ class Trace:
         """
         if point.confidence is not None:
             return self.confidence_rule_columns(point).signal
-        if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
+        if SIGNALS[point.signal].reads_previous_probe:
             return self._agreement(point.probes)
         if point.estimator == EntropyEstimator():
             return self.signal_at_every_layer(point.signal)
@@ -450,8 +457,7 @@ def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -
 
 def _trace_fields(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Fields of a trace from columns [tokens, L] as ``readout_columns`` names them."""
-    plain: dict[str, Any] = {name: columns[name] for name in COLUMNS}
-    return plain | {"signals": {name: columns[name] for name in LAYERWISE}}
+    return {**{name: columns[name] for name in COLUMNS}, "signals": {name: columns[name] for name in LAYERWISE}}
 
 
 def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor]:
@@ -459,13 +465,13 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
     cache = stepper.new_cache(1, len(tokens))
     ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device)
     if start:
-        context = stepper.prepare_forward(np.arange(start)[None], cache)
-        stepper.run_layers(stepper.embed(ids[:, :start], context), 0, stepper.layers, context, cache)
+        inputs = stepper.prepare_forward(np.arange(start)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :start], inputs), 0, stepper.layers, inputs)
     for at in range(start, len(tokens)):
-        context = stepper.prepare_forward(np.array([[at]]), cache)
-        hidden, states = stepper.embed(ids[:, at : at + 1], context), []
+        inputs = stepper.prepare_forward(np.array([[at]]), cache)
+        hidden, states = stepper.embed(ids[:, at : at + 1], inputs), []
         for layer in range(1, stepper.layers + 1):
-            hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+            hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
             states.append(hidden[0])
         yield stepper.logits(torch.cat(states))
 
@@ -513,13 +519,12 @@ def iterate_states_after(
     run, place = windows.deduplicate_inputs(batch)
     tokens, lengths = windows.padded_tokens_and_lengths(run)
     cache = make_source_cache_or_none(stepper, [sequence.source for sequence in run], tokens.shape[1])
-    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
+    inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden, below = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs), 0
     row = np.repeat(place, [sequence.n_decided for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, windows.decided_positions(batch)))
-    below = 0
     for layer in range(1, stepper.layers + 1) if layers is None else layers:
-        hidden, below = stepper.run_layers(hidden, below, layer, context, cache), layer
+        hidden, below = stepper.run_layers(hidden, below, layer, inputs), layer
         yield hidden[chosen]
 
 
@@ -815,11 +820,6 @@ def take_own_and_lens_traces(
     return own, tuned
 
 
-def make_source_cache_or_none(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
-    """The cache for one plain pass: None, or a cache with the encoded sources."""
-    return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
-
-
 @torch.inference_mode()
 def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: Ints | None = None) -> list[Tensor]:
     """States [rows, n, D] of ``sequences`` after every layer; n is the length of the longest.
@@ -830,10 +830,10 @@ def compute_layer_states(stepper: Stepper, sequences: Sequence[Ints], source: In
     tokens = windows.pad_rows(sequences)
     rows, longest = tokens.shape
     cache = make_source_cache_or_none(stepper, [source] * rows, longest)
-    context = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
-    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context), []
+    inputs = stepper.prepare_forward(np.tile(np.arange(longest), (rows, 1)), cache)
+    hidden, states = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs), []
     for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
         states.append(hidden)
     return states
 

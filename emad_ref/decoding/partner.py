@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.signal_values import entropy_nats, require_finite
+from emad_ref.probes.signal_values import entropy_nats
 from emad_ref.protocol import Decoder, Prompt, Step
-from emad_ref.record import Floats, Ints, Work
+from emad_ref.record import Floats, Ints, TokenLog, Work
 from emad_ref.schedule.schedules import get_point_schedule
+from emad_ref.signals import require_finite
 
 if TYPE_CHECKING:
     pass

@@ -24,9 +24,9 @@ from emad_ref.decoding.partner import Partner, entropy_bits
 from emad_ref.decoding.speculation import EndOfText, never_end_of_text
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_mean
 from emad_ref.errors import BadArgument
-from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Session, Step
 from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.signals import require_finite
 
 AHEAD = 32  # tokens that a model writes ahead of need: most are discarded at the next switch, some are used
 

@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.step import AdaptiveForward, StepInput, StepOutput, concatenate_steps
-from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, EmadError, is_number, is_whole, require_instance, require_whole
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported, as_int64
-from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, Work
+from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, TokenLog, Work
 from emad_ref.schedule.schedules import (
     SCHEDULES,
     DeferredStates,
@@ -32,6 +30,7 @@ from emad_ref.schedule.schedules import (
     compute_deferred_states_at_ceiling,
     get_point_schedule,
 )
+from emad_ref.signals import require_finite
 
 LARGEST_SEED = 2**43 - 1  # a torch generator's seed holds the largest times 1,000,003 plus a row
 
@@ -139,10 +138,7 @@ class ReferenceSession:
 
     def commit(self, length: Ints) -> None:
         self._require_open()
-        length = self._checked_length(length, "commit")
-        self._committed = length
-        if self._schedule.never_rises:
-            self._store.cache.free_layers_above(np.array([admitted.cap for admitted in self._admissions(length)]))
+        self._commit(self._checked_length(length, "commit"))
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
@@ -188,6 +184,10 @@ class ReferenceSession:
         depth = np.full((len(prompts), 1), ceiling)
         return StepOutput(logits[:, None], depth, np.empty((len(prompts), 1, 0)), depth[:, 0])
 
+    def commit_all(self) -> None:
+        """``commit`` every token held."""
+        self._commit(self.length)
+
     def process_tokens(self, ids: Tensor, forced: Ints | None, last: int = 1) -> StepOutput:
         """Process int64 [rows, n] on the device; ``forced`` [rows, n], constant along n.
 
@@ -195,15 +195,16 @@ class ReferenceSession:
         logits, 0…n.
         """
         length, cache = self.length, self._store.cache
-        context = self._stepper.prepare_forward(length[:, None] + np.arange(ids.shape[1]), cache)
         if forced is None:
             admitted = self._admissions()
-            cap = np.array([one.cap for one in admitted], dtype=np.int64)
+            caps = np.array([one.cap for one in admitted], dtype=np.int64)
             by_rule = np.array([not one.fixed for one in admitted], dtype=bool)
         else:
-            cap, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
+            caps, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
+        positions = length[:, None] + np.arange(ids.shape[1])
+        inputs = self._stepper.prepare_forward(positions, cache, caps=caps, by_rule=by_rule)
         decided = length - np.array(self._prompt)
-        output = self._forward.run_step(StepInput(ids, context, self._store, cap, by_rule, decided, last))
+        output = self._forward.run_step(StepInput(ids, inputs, self._store, decided, last))
         # without a probe no other check notices NaN, and the argmax of NaN is a valid id
         require_finite(output.logits.amax(dim=-1), "at the depth of emission")
         for trail, depths in zip(self._trail, output.depth.tolist(), strict=True):
@@ -211,6 +212,11 @@ class ReferenceSession:
         return output
 
     # ------------------------------------------------------------ private
+
+    def _commit(self, length: Ints) -> None:
+        self._committed = length
+        if self._schedule.never_rises:
+            self._store.cache.free_layers_above(np.array([admitted.cap for admitted in self._admissions(length)]))
 
     def _run_prompts(self, prefixes: Sequence[Ints], lengths: Ints) -> Tensor:
         """Hidden states at the ceiling of ``prefixes``, padded on the right: [rows with one, longest, D]."""
@@ -220,11 +226,11 @@ class ReferenceSession:
         for i, row in enumerate(rows):
             tokens[i, : lengths[row]] = prefixes[int(row)]
         positions = np.broadcast_to(np.arange(widest), tokens.shape)
-        context = self._stepper.prepare_forward(positions, self._store.cache, rows=rows, lengths=lengths[rows])
+        inputs = self._stepper.prepare_forward(positions, self._store.cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling
-        hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), context)
-        hidden = self._stepper.run_layers(hidden, 0, ceiling, context, self._store.cache)
-        self._store.work.count_blocks(0, ceiling, len(rows), widest, context.executed)
+        hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), inputs)
+        hidden = self._stepper.run_layers(hidden, 0, ceiling, inputs)
+        self._store.work.count_blocks(0, ceiling, len(rows), widest, inputs.executed)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
@@ -444,7 +450,7 @@ class WalkedDecoder:
                 session.drop(np.array(finished))
                 keep = [i for i in range(len(alive)) if i not in finished]
                 picked, alive = picked[keep], [alive[i] for i in keep]
-            session.commit(session.length)
+            session.commit_all()
             output = session.process_tokens(picked[:, None], None)
         return Record(
             tokens=log.to_token_table(),

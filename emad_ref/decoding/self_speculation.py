@@ -56,15 +56,13 @@ from emad_ref.decoding.speculation import (
     verify_in_pieces,
 )
 from emad_ref.decoding.step import StepOutput
-from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, is_number, is_whole
-from emad_ref.models.forward_context import ForwardContext
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import EarlyExitDraftReader
-from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, TokenLog
+from emad_ref.signals import require_finite
 
 MODEL = 0
 MATCHED_TOKENS = 3  # with two, every other match is accidental
@@ -629,8 +627,8 @@ class DraftingDecoder(WalkedDecoder):
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """Run one token of each row at full depth, without a draft."""
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
-        context = self.stepper.prepare_forward(_next_positions(rows), session.state.cache)
-        hidden = self._run(session, self.stepper.embed(tokens, context), 0, self.point.ceiling, context)
+        inputs = self.stepper.prepare_forward(_next_positions(rows), session.state.cache)
+        hidden = self._run(session, self.stepper.embed(tokens, inputs), 0, self.point.ceiling, inputs)
         rounds = [_RoundLog(row.number, row.n_cached, row.tokens[-1:], 1, None) for row in rows]
         for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
             row.take(own)
@@ -714,22 +712,21 @@ class DraftingDecoder(WalkedDecoder):
 
     def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
         """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
-        context = self.stepper.prepare_forward(position, session.state.cache)
-        return self._run(session, self.stepper.embed(tokens, context), 0, self.drafting.layer, context)
+        inputs = self.stepper.prepare_forward(position, session.state.cache)
+        return self._run(session, self.stepper.embed(tokens, inputs), 0, self.drafting.layer, inputs)
 
-    def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, context: ForwardContext) -> Tensor:
-        cache, work = session.state.cache, session.state.work
-        hidden = self.stepper.run_layers(hidden, first, last, context, cache)
-        work.count_blocks(first, last, len(hidden), hidden.shape[1], context.executed)
+    def _run(self, session: ReferenceSession, hidden: Tensor, first: int, last: int, inputs: LayerInputs) -> Tensor:
+        hidden = self.stepper.run_layers(hidden, first, last, inputs)
+        session.state.work.count_blocks(first, last, len(hidden), hidden.shape[1], inputs.executed)
         return hidden
 
     def _verify(self, session: ReferenceSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
         ceiling = self.point.ceiling
-        context = self.stepper.prepare_forward(
+        inputs = self.stepper.prepare_forward(
             np.array(starts)[:, None] + np.arange(chunk.shape[1]), session.state.cache
         )
-        return self._own_tokens(session, self._run(session, chunk, self.drafting.layer, ceiling, context))
+        return self._own_tokens(session, self._run(session, chunk, self.drafting.layer, ceiling, inputs))
 
     def _own_tokens(self, session: ReferenceSession, hidden: Tensor) -> list[list[int]]:
         """Tokens [rows][n] that the model emits at states [rows, n, D] at the ceiling."""

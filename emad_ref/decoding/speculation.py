@@ -32,10 +32,9 @@ from emad_ref.decoding.partner import (
     require_equal_logit_widths,
     require_prompts,
 )
-from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
-from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Work
+from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, TokenLog, Work
 
 VERDICTS: tuple[str, ...] = ("accepted", "gated", "refused", "unreached")
 ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))

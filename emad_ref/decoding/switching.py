@@ -39,10 +39,9 @@ from emad_ref.decoding.partner import (
     require_prompts,
 )
 from emad_ref.decoding.reference import Sampler
-from emad_ref.decoding.token_log import TokenLog
 from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.protocol import Prompt
-from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, Work
+from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, TokenLog, Work
 
 MODELS: tuple[str, ...] = ("small", "large")
 SMALL, LARGE = range(len(MODELS))

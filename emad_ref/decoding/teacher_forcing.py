@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, make_source_cache_or_none, target_tokens
+from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, target_tokens
 from emad_ref.calibration.windows import (
     TOKENS_PER_BATCH,
     TokenSequence,
@@ -27,15 +27,15 @@ from emad_ref.calibration.windows import (
 from emad_ref.decoding.reference import WalkedDecoder, require_known_token_ids, require_within_max_positions
 from emad_ref.decoding.step import StepOutput
 from emad_ref.exit_rules import is_exit_rule_met
+from emad_ref.models.stepper import make_source_cache_or_none
 from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.probe import make_probe
-from emad_ref.probes.signal_values import require_finite, to_numpy_float64
 from emad_ref.probes.tuned_lens import get_point_translators
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.schedule.schedules import get_point_schedule
-from emad_ref.signals import log_probabilities
+from emad_ref.signals import log_probabilities, require_finite, to_numpy_float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +188,8 @@ def _force_layerwise(
     require_known_token_ids(np.concatenate([text.tokens for text in batch]), stepper.vocabulary_size)
     require_within_max_positions(tokens.shape[1], stepper)
     cache = make_source_cache_or_none(stepper, [text.source for text in run], tokens.shape[1])
-    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(index(tokens), context)
+    inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(index(tokens), inputs)
     counts = np.array([text.n_decided for text in batch])
     row, position = np.repeat(np.arange(len(batch)), counts), decided_positions(batch)
     decided = position - np.array([text.adaptive_from for text in batch])[row]
@@ -199,12 +199,12 @@ def _force_layerwise(
     exits = torch.empty_like(hidden[rows, positions])  # [decided, D] the state that each token stopped with
     probe.begin_step()
     for layer in range(1, point.ceiling + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
         states, shown = hidden[rows, positions], None
         stops = np.full(len(running), layer == point.ceiling)
         if layer in point.probes and len(running):
             number = point.probes.index(layer)
-            reading = probe.read(states[index(running)], number, work)
+            reading = probe.read(states[index(running)], number, work, running)
             shown, values = reading.logits, to_numpy_float64(reading.signal)
             columns.signal[running, number] = values
             stops |= is_exit_rule_met(point, number, values, None, decided[running])
@@ -218,7 +218,6 @@ def _force_layerwise(
             require_finite(logits.amax(dim=-1), "at the depth of emission")
             columns.predict(stopped[some], logits, target[here])
         running = running[~stops]
-        probe.keep_running_rows(index(np.flatnonzero(~stops)))
         if layer < point.ceiling and len(left := np.flatnonzero(columns.depth)):
             here = index(left)
             below = exits[here]
@@ -274,6 +273,6 @@ def iterate_teacher_forced_steps(decoder: WalkedDecoder, batch: Sequence[TokenSe
         if not going.all():
             session.drop(np.flatnonzero(~going))
             rows, target = rows[going], target[torch.from_numpy(going).to(target.device)]
-        session.commit(session.length)
+        session.commit_all()
         output = session.process_tokens(target[:, None], None)
     session.close()

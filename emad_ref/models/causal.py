@@ -13,9 +13,7 @@ rotary tables on its own device, and its K and V stay there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NoReturn
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -42,53 +40,49 @@ from emad_ref.models.fast.fused_blocks import (
     signed_rotary_tables,
 )
 from emad_ref.models.fast.graph_capture import make_step_graphs_or_reason
-from emad_ref.models.forward_context import ForwardContext, LayerPlacement, attention_mask, make_forward_context
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.kv_cache import CacheWriter, KVCache
-from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
+from emad_ref.models.kv_cache import CacheWriter, KVCache, RunningRows, attention_mask, make_running_rows
+from emad_ref.models.placement import (
+    LayerPlacement,
+    copy_without_hooks,
+    device_of,
+    to_device,
+    wrap_with_device_moves,
+)
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
+    LayerInputs,
     checked_pieces,
     find_cache_keyword,
     get_decoder_submodule_by_name,
     model_logits,
     require_backend,
     require_eval_mode_and_kernel,
-    require_layer,
-    require_layer_range,
     require_parameters_match_geometry,
     require_stepper_matches_model,
 )
-from emad_ref.record import Ints
+from emad_ref.record import Bools, Ints
 
 
-class ForwardInputs:
-    """Inputs of the blocks in the forward of one ``ForwardContext``, computed once per ``LayerPlacement``.
+class CausalLayerInputs:
+    """``LayerInputs`` of a decoder-only model: rows, positions and K/V, and per ``LayerPlacement`` masks and rotations.
 
-    ``cached``: whether the forward has a cache. ``ragged``: whether its rows may be padded, as prompts are.
+    Masks and rotary tables are computed once per placement. ``ragged``: whether rows may be padded, as prompts are.
     """
 
-    def __init__(self, stepper: CausalStepper, cached: bool, ragged: bool, context: ForwardContext):
-        self._stepper, self._context_ref, self.cached, self.ragged = stepper, ref(context), cached, ragged
-        self._writer: CacheWriter | None = None
+    def __init__(self, stepper: CausalStepper, running: RunningRows, cache: KVCache | None, ragged: bool):
+        self.running, self.cache, self.executed, self.ragged = running, cache, running.keys, ragged
+        self._stepper, self._writer = stepper, None if cache is None else CacheWriter(cache, running)
         self._arguments: dict[LayerPlacement, dict[str, Any]] = {}
         self._attention_inputs: dict[LayerPlacement, AttentionInputs] = {}
 
-    @property
-    def _context(self) -> ForwardContext:
-        """A weak reference: contexts hold their inputs."""
-        context = self._context_ref()
-        assert context is not None, "the caller holds the context that it runs"
-        return context
-
-    def bind_cache(self, cache: KVCache | None) -> None:
-        """Let blocks read and write ``cache``."""
-        if (cache is not None) != self.cached:
-            raise BadArgument("cache", cache, "the cache the context was made for, or None if it was made without one")
-        if cache is not None and (self._writer is None or self._writer.cache is not cache):
-            self._writer, self._arguments, self._attention_inputs = CacheWriter(cache, self._context), {}, {}
+    def select_rows(self, running: RunningRows) -> CausalLayerInputs:
+        """See ``LayerInputs.select_rows``."""
+        if running is self.running:
+            return self
+        return CausalLayerInputs(self._stepper, running, self.cache, self.ragged)
 
     def block_kwargs(self, placement: LayerPlacement) -> dict[str, Any]:
         """Keyword arguments of a block's module."""
@@ -96,9 +90,9 @@ class ForwardInputs:
             stepper, anatomy = self._stepper, self._stepper.anatomy
             arguments: dict[str, Any] = {"attention_mask": self._mask(placement), **dict(anatomy.constants)}
             if stepper.rotary is None and anatomy.positions_inside:
-                arguments["position_ids"] = self._context.broadcastable_positions_on(placement.device)
+                arguments["position_ids"] = self.running.broadcastable_positions_on(placement.device)
             if stepper.rotary is not None:
-                arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self._context.keys))
+                arguments["position_embeddings"] = self._rotary(stepper.rotary_table(placement, self.running.keys))
             if self._writer is not None:
                 arguments[stepper.cache_keyword] = self._writer
             self._arguments[placement] = arguments
@@ -108,17 +102,17 @@ class ForwardInputs:
         """Inputs of a block's fused step."""
         if placement not in self._attention_inputs:
             assert self._writer is not None, "fused steps write to a cache"
-            stepper, context = self._stepper, self._context
-            table = None if stepper.rotary is None else stepper.signed_rotary_table(placement, context.keys)
+            stepper, running = self._stepper, self.running
+            table = None if stepper.rotary is None else stepper.signed_rotary_table(placement, running.keys)
             rotary = None if table is None else self._rotary(table)
-            inputs = AttentionInputs(self._writer, self._mask(placement), rotary, several=context.queries > 1)
+            inputs = AttentionInputs(self._writer, self._mask(placement), rotary, several=running.queries > 1)
             self._attention_inputs[placement] = inputs
         return self._attention_inputs[placement]
 
     def _mask(self, placement: LayerPlacement) -> Tensor | None:
         stepper = self._stepper
         return attention_mask(
-            self._context,
+            self.running,
             stepper.window if placement.kind == SLIDING_ATTENTION else None,
             stepper.dtype,
             placement.device,
@@ -127,11 +121,11 @@ class ForwardInputs:
         )
 
     def _rotary(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """(cos, sin) at the forward's positions, [1, n, …] if all rows start together, else [rows, n, …]."""
-        context, (cos, sin) = self._context, tables
-        if context.start is not None:
-            return cos.narrow(1, context.start, context.queries), sin.narrow(1, context.start, context.queries)
-        slots = context.positions_on(cos.device)
+        """(cos, sin) at the running rows' positions, [1, n, …] if all rows start together, else [rows, n, …]."""
+        running, (cos, sin) = self.running, tables
+        if running.start is not None:
+            return cos.narrow(1, running.start, running.queries), sin.narrow(1, running.start, running.queries)
+        slots = running.positions_on(cos.device)
         return cos[0][slots], sin[0][slots]
 
 
@@ -278,63 +272,73 @@ class CausalStepper:
         return KVCache(self.layers, rows, capacity) if self._graphs is None else self._graphs.new_cache(rows, capacity)
 
     def prepare_forward(
-        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> ForwardContext:
+        self,
+        positions: Ints,
+        cache: KVCache | None,
+        rows: Ints | None = None,
+        lengths: Ints | None = None,
+        caps: Ints | None = None,
+        by_rule: Bools | None = None,
+    ) -> CausalLayerInputs:
         """See ``Stepper.prepare_forward``."""
-        prepare = partial(ForwardInputs, self, cache is not None, lengths is not None)
-        return make_forward_context(positions, cache, rows, lengths, self._end, prepare)
+        running = make_running_rows(self.layers, positions, cache, rows, lengths, self._end, caps, by_rule)
+        return CausalLayerInputs(self, running, cache, lengths is not None)
 
-    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, inputs: LayerInputs) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
-        hidden = self._embedding(tokens)
+        hidden, running = self._embedding(tokens), inputs.running
         if self._embedding_factor is not None:
             hidden = hidden * self._embedding_factor
         if self._project_in is not None:
             hidden = self._project_in(hidden)
         if self._positions is not None:
             table, offset = self._positions.weight, self.anatomy.position_offset
-            if context.start is None:
-                return hidden + to_device(table[context.positions_on(table.device) + offset], self.device)
-            return hidden + to_device(table.narrow(0, context.start + offset, context.queries), self.device)
+            if running.start is None:
+                return hidden + to_device(table[running.positions_on(table.device) + offset], self.device)
+            return hidden + to_device(table.narrow(0, running.start + offset, running.queries), self.device)
         return hidden
 
-    def run_layers(
-        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
-    ) -> Tensor:
+    def run_layers(self, hidden: Tensor, first: int, last: int, inputs: LayerInputs) -> Tensor:
         """See ``Stepper.run_layers``. Each block writes its K and V through the ``CacheWriter`` among its inputs."""
-        require_layer_range(first, last, self.layers)
+        if not 0 <= first <= last <= self.layers:
+            raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {self.layers}")
+        assert isinstance(inputs, CausalLayerInputs), "inputs come from this stepper's prepare_forward"
+        running, cache, inputs.executed = inputs.running, inputs.cache, inputs.running.keys
         if cache is not None:
-            cache.require_earlier_entries(first, last, context)
-        prepared: ForwardInputs = context.prepared
-        prepared.bind_cache(cache)
-        if self._graphs is not None and cache is not None:
-            replayed = self._graphs.run_layers(self, hidden, first, last, context, cache)
+            cache.require_earlier_entries(first, last, running)
+        if self._graphs is not None and cache is not None and not inputs.ragged:
+            replayed = self._graphs.run_layers(self, hidden, first, last, running, cache)
             if replayed is not None:
-                return replayed
+                hidden, inputs.executed = replayed
+                return hidden
         here: LayerPlacement | None = None
         shape = hidden.shape
         for (block, placement), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
             if placement != here:  # looked up only on a change: in a small model each call takes noticeable time
-                here, hidden, inputs = placement, to_device(hidden, placement.device), None
+                here, attention = placement, None
+                hidden = hidden if hidden.device == placement.device else to_device(hidden, placement.device)
             if step is None or cache is None:
-                out = block(hidden.view(shape), **prepared.block_kwargs(placement))
+                out = block(hidden.view(shape), **inputs.block_kwargs(placement))
                 hidden = out[0] if isinstance(out, tuple) else out  # by family and release of transformers
             else:
-                inputs = inputs or prepared.attention_inputs(placement)
-                hidden = step(flatten_single_cpu_token(hidden), inputs)
-        return to_device(hidden.view(shape), self.device)
+                attention = attention or inputs.attention_inputs(placement)
+                hidden = step(flatten_single_cpu_token(hidden), attention)
+        hidden = hidden.view(shape)
+        return hidden if hidden.device == self.device else to_device(hidden, self.device)
 
-    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, inputs: LayerInputs) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the block's norm and its query, key and value projections. Raises as ``Stepper.write_kv``.
         """
-        require_layer(layer, self.layers)
-        cache.require_earlier_entries(layer - 1, layer, context)
+        if not 1 <= layer <= self.layers:
+            raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
+        assert isinstance(inputs, CausalLayerInputs), "inputs come from this stepper's prepare_forward"
+        running, cache = inputs.running, inputs.cache
+        assert cache is not None, "K and V are written to a cache"
+        cache.require_earlier_entries(layer - 1, layer, running)
         block, placement = self._blocks[layer - 1]
-        prepared: ForwardInputs = context.prepared
-        prepared.bind_cache(cache)
-        arguments = {**prepared.block_kwargs(placement), self.cache_keyword: _FillWriter(cache, context)}
+        arguments = {**inputs.block_kwargs(placement), self.cache_keyword: _FillWriter(cache, running)}
         try:
             block(to_device(hidden, placement.device), **arguments)
         except _KVWritten:

@@ -14,12 +14,19 @@ from __future__ import annotations
 
 import copy
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from emad_ref.errors import BadArgument
+
+
+class LayerPlacement(NamedTuple):
+    """The ``kind`` of a block's attention and the ``device`` of its weights, which decide its inputs."""
+
+    kind: str
+    device: torch.device
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

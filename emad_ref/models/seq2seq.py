@@ -1,15 +1,15 @@
 """T5 layer by layer: the encoder once per source, the decoder one layer at a time, as a ``Stepper``.
 
     cache = stepper.open_cache(sources)                      # encoder states [rows, s, D], computed here and only here
-    context = stepper.prepare_forward(positions, cache)
-    hidden = stepper.embed(tokens, context)                    # [rows, n, D]
-    hidden = stepper.run_layers(hidden, 0, j, context, cache)  # h_j: the state after j decoder blocks
+    inputs = stepper.prepare_forward(positions, cache)
+    hidden = stepper.embed(tokens, inputs)                   # [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, inputs)        # h_j: the state after j decoder blocks
     logits = stepper.logits(hidden)                          # lm_head(c · norm(h_j)), the readout at any depth
 
 c is D^-½ if the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and to
 the source. K and V of the source depend on the encoder alone: a layer computes them for a row when the row first runs
 there, so unreached layers cost nothing, and a K/V-only pass (``write_kv``) does not need the source. The relative
-position bias belongs to block 0 and serves all blocks, once per context; cross-attention has none.
+position bias belongs to block 0 and serves all blocks, once per forward; cross-attention has none.
 
 Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, usually the start
 token alone: position 0, whose logits give the first new token, is already subject to the rule.
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from sys import maxsize
 from types import SimpleNamespace
 from typing import Any
@@ -35,24 +34,22 @@ from transformers import EncoderDecoderCache
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import anatomy_of, get_family
 from emad_ref.models.fast.fused_blocks import apply_linear
-from emad_ref.models.forward_context import ForwardContext, attention_mask, make_forward_context
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.kv_cache import CacheWriter, KVCache
+from emad_ref.models.kv_cache import CacheWriter, KVCache, RunningRows, attention_mask, make_running_rows
 from emad_ref.models.placement import copy_without_hooks, device_of, to_device, wrap_with_device_moves
 from emad_ref.models.stepper import (
     CHECKED_ROWS,
     CHECKED_TOKENS,
     FIRST_TABLE,
+    LayerInputs,
     find_cache_keyword,
     get_decoder_submodule_by_name,
     model_logits,
     require_eval_mode_and_kernel,
-    require_layer,
-    require_layer_range,
     require_parameters_match_geometry,
     require_stepper_matches_model,
 )
-from emad_ref.record import Ints, Work
+from emad_ref.record import Bools, Ints, Work
 
 
 @dataclass(frozen=True)
@@ -166,44 +163,52 @@ class Seq2SeqKVCache(KVCache):
             cross.keep_rows({row: i for i, row in enumerate(remaining)})
 
 
-class _DecoderInputs:
-    """Keyword arguments of the blocks of one context, by device, over the sources that ``cache`` holds for its rows."""
+class Seq2SeqLayerInputs:
+    """``LayerInputs`` of T5's decoder, over the sources that ``cache`` holds for the running rows.
 
-    def __init__(self, stepper: Seq2SeqStepper, cache: Seq2SeqKVCache, context: ForwardContext):
-        encoded = cache.encoded
-        assert encoded is not None, "Seq2SeqStepper.prepare_forward refuses a cache without sources"
-        self._context, self._flagged, self.cache = context, stepper.attention_kernel == "sdpa", cache
-        self._cache_keyword = stepper.cache_keyword
-        bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, context)
+    ``arguments``: the blocks' keyword arguments, by device.
+    """
+
+    def __init__(self, stepper: Seq2SeqStepper, running: RunningRows, cache: Seq2SeqKVCache, encoded: EncodedSources):
+        self.running, self.cache, self.encoded, self.executed = running, cache, encoded, running.keys
+        self._stepper = stepper
+        bias, block_cache = stepper.position_bias(self._distances(stepper.devices[0])), _BlockCache(cache, running)
         self.arguments = {
             device: self._block_arguments(to_device(bias, device), encoded, stepper.dtype, block_cache)
             for device in stepper.devices
         }
 
+    def select_rows(self, running: RunningRows) -> Seq2SeqLayerInputs:
+        """See ``LayerInputs.select_rows``."""
+        if running is self.running:
+            return self
+        return Seq2SeqLayerInputs(self._stepper, running, self.cache, self.encoded)
+
     def _block_arguments(
         self, bias: Tensor, encoded: EncodedSources, dtype: torch.dtype, block_cache: _BlockCache
     ) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""
+        flagged = self._stepper.attention_kernel == "sdpa"
         return {
-            "attention_mask": attention_mask(self._context, None, dtype, bias.device, flagged=self._flagged),
+            "attention_mask": attention_mask(self.running, None, dtype, bias.device, flagged=flagged),
             "position_bias": bias,
             # its presence makes a block attend to a source; ``_reach`` reads its values, the block does not
             "encoder_hidden_states": encoded.states,
             "encoder_attention_mask": self._source_mask(encoded, bias.device),
             "encoder_decoder_position_bias": bias.new_zeros(
-                1, bias.shape[1], self._context.queries, encoded.padded_length
+                1, bias.shape[1], self.running.queries, encoded.padded_length
             ),
-            self._cache_keyword: block_cache,
+            self._stepper.cache_keyword: block_cache,
         }
 
     def _distances(self, device: torch.device) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        here = self._context.broadcastable_positions_on(device)
-        return (here[:, :, None] - torch.arange(self._context.keys, device=device)).clamp_(min=0)
+        here = self.running.broadcastable_positions_on(device)
+        return (here[:, :, None] - torch.arange(self.running.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: EncodedSources, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None if no source is padded."""
-        lengths = [encoded.lengths[row] for row in self._context.rows]
+        lengths = [encoded.lengths[row] for row in self.running.rows]
         if min(lengths) == encoded.padded_length:
             return None
         visible = torch.arange(encoded.padded_length) < torch.tensor(lengths)[:, None]
@@ -212,7 +217,7 @@ class _DecoderInputs:
 
 
 class _CrossAttentionEntries:
-    """Cross-attention entries of one layer: K and V of the context's rows."""
+    """Cross-attention entries of one layer: K and V of the running rows."""
 
     def __init__(self, layer: CrossAttentionCache, rows: tuple[int, ...]):
         self._layer, self._rows = layer, rows
@@ -229,10 +234,10 @@ class _CrossAttentionEntries:
 class _BlockCache(EncoderDecoderCache):
     """Cache interface of a T5 block; the block checks for this class, but uses only the four names below."""
 
-    def __init__(self, cache: Seq2SeqKVCache, context: ForwardContext):
-        self.self_attention_cache: Any = CacheWriter(cache, context)
+    def __init__(self, cache: Seq2SeqKVCache, running: RunningRows):
+        self.self_attention_cache: Any = CacheWriter(cache, running)
         self.cross_attention_cache: Any = SimpleNamespace(
-            layers=[_CrossAttentionEntries(layer, context.rows) for layer in cache.cross]
+            layers=[_CrossAttentionEntries(layer, running.rows) for layer in cache.cross]
         )
         # the stepper fills cross-attention before it calls a block, so that T5 never projects the source itself
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
@@ -325,8 +330,14 @@ class Seq2SeqStepper:
         return Seq2SeqKVCache(self.layers, rows, capacity)
 
     def prepare_forward(
-        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> ForwardContext:
+        self,
+        positions: Ints,
+        cache: KVCache | None,
+        rows: Ints | None = None,
+        lengths: Ints | None = None,
+        caps: Ints | None = None,
+        by_rule: Bools | None = None,
+    ) -> Seq2SeqLayerInputs:
         """See ``Stepper.prepare_forward``; the cache must come from ``open_cache``, which gives it the sources.
 
         Raises:
@@ -334,52 +345,54 @@ class Seq2SeqStepper:
         """
         if not isinstance(cache, Seq2SeqKVCache) or cache.encoded is None:
             raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
-        return make_forward_context(positions, cache, rows, lengths, None, partial(_DecoderInputs, self, cache))
+        running = make_running_rows(self.layers, positions, cache, rows, lengths, None, caps, by_rule)
+        return Seq2SeqLayerInputs(self, running, cache, cache.encoded)
 
-    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, inputs: LayerInputs) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: the embedding; positions are a bias on scores."""
         hidden: Tensor = self._embedding(tokens)
         return hidden
 
-    def run_layers(
-        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
-    ) -> Tensor:
+    def run_layers(self, hidden: Tensor, first: int, last: int, inputs: LayerInputs) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
 
         Rows that reach a layer for the first time have their source projected to its K and V.
 
         Raises:
-            BadArgument: not 0 ≤ first ≤ last ≤ L, or a context of another cache.
+            BadArgument: not 0 ≤ first ≤ last ≤ L.
             MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
             written.
         """
-        require_layer_range(first, last, self.layers)
-        prepared, cache, encoded = _matching_inputs(context, cache)
-        cache.require_earlier_entries(first, last, context)
+        if not 0 <= first <= last <= self.layers:
+            raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {self.layers}")
+        assert isinstance(inputs, Seq2SeqLayerInputs), "inputs come from this stepper's prepare_forward"
+        running, cache, encoded = inputs.running, inputs.cache, inputs.encoded
+        cache.require_earlier_entries(first, last, running)
         for number in range(first, last):
-            self._reach(number, context.rows, cache, encoded)
+            self._reach(number, running.rows, cache, encoded)
             block, device = self._blocks[number]
-            hidden = block(to_device(hidden, device), **prepared.arguments[device])[0]
-        cache.cross_context[first:last] += len(context.rows) * context.queries * encoded.padded_length
+            hidden = block(to_device(hidden, device), **inputs.arguments[device])[0]
+        cache.cross_context[first:last] += len(running) * running.queries * encoded.padded_length
         return to_device(hidden, self.device)
 
-    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, inputs: LayerInputs) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Executes the norm and the key and value projections of self-attention. K and V of cross-attention do not depend
         on the decoder, so they need no filling.
 
         Raises:
-            BadArgument: no such layer, or a context of another cache.
+            BadArgument: no such layer.
             MissingEntryError: as in ``run_layers``.
         """
-        require_layer(layer, self.layers)
-        _, cache, _ = _matching_inputs(context, cache)
-        cache.require_earlier_entries(layer - 1, layer, context)
+        if not 1 <= layer <= self.layers:
+            raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
+        assert isinstance(inputs, Seq2SeqLayerInputs), "inputs come from this stepper's prepare_forward"
+        inputs.cache.require_earlier_entries(layer - 1, layer, inputs.running)
         block, device = self._blocks[layer - 1]
         part = block.layer[0]
         keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(to_device(hidden, device)))
-        cache.layers[layer - 1].write(keys, values, context)
+        inputs.cache.layers[layer - 1].write(keys, values, inputs.running)
 
     def apply_final_norm(self, hidden: Tensor) -> Tensor:
         """The head's input [..., D] of states [..., D] after any layer: final norm, and the scale of a tied head."""
@@ -461,13 +474,3 @@ class Seq2SeqStepper:
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
         whole, stepped = self.open_cache(sources), self.open_cache(sources, CHECKED_TOKENS)
         require_stepper_matches_model(self, self.config.model_type, ids, theirs, whole, stepped)
-
-
-def _matching_inputs(
-    context: ForwardContext, cache: KVCache | None
-) -> tuple[_DecoderInputs, Seq2SeqKVCache, EncodedSources]:
-    """Prepared inputs of ``prepare_forward``, and the typed ``cache``, after a check that they belong together."""
-    prepared = context.prepared
-    if not isinstance(prepared, _DecoderInputs) or prepared.cache is not cache or prepared.cache.encoded is None:
-        raise BadArgument("cache", cache, "the cache that the context was made for")
-    return prepared, prepared.cache, prepared.cache.encoded

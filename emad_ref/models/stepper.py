@@ -1,10 +1,10 @@
 """Layer-by-layer interface of a model, and the self-check that compares it with the model's own forward.
 
-    cache = stepper.open_cache(sources)                        # one row per source; None if the model reads none
-    context = stepper.prepare_forward(positions, cache)        # [rows, n] positions of one forward
-    hidden = stepper.embed(tokens, context)                    # [rows, n, D]
-    hidden = stepper.run_layers(hidden, 0, j, context, cache)  # h_j: the state after j blocks
-    logits = stepper.logits(hidden)                            # head(norm(h_j)), the readout at any depth
+    cache = stepper.open_cache(sources)                 # one row per source; None if the model reads none
+    inputs = stepper.prepare_forward(positions, cache)  # rows, positions, masks and K/V of one forward
+    hidden = stepper.embed(tokens, inputs)              # h_0 [rows, n, D]
+    hidden = stepper.run_layers(hidden, 0, j, inputs)   # h_j: the state after j blocks
+    logits = stepper.logits(hidden)                     # head(norm(h_j)), the readout at any depth
 
 ``models.causal`` implements ``Stepper`` for decoder-only families, ``models.seq2seq`` for T5. Tensors that cross the
 interface lie on ``stepper.device``. Layers count from 1. Call under ``torch.inference_mode()``.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -23,13 +23,38 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError, convert_errors_to_bad_argument
 from emad_ref.models.families import ATTENTION_KERNELS, BACKENDS
-from emad_ref.models.forward_context import ForwardContext
 from emad_ref.models.geometry import Geometry
-from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.kv_cache import KVCache, RunningRows
 from emad_ref.models.placement import to_device
-from emad_ref.record import Ints
+from emad_ref.record import Bools, Ints
 
 FIRST_TABLE = 256  # initial positions of a table that a stepper keeps between forwards; it doubles
+
+
+class LayerInputs(Protocol):
+    """All that the layers of one forward take besides their states; ``Stepper.prepare_forward`` makes it.
+
+    Attributes
+    ----------
+    running : RunningRows
+        Rows and positions.
+    cache : KVCache or None
+        K and V that the layers read and write.
+    executed : int
+        Keys that every query was executed against in the last run, padding and masked ones included: ``running.keys``,
+        or more where a captured graph fixes the number (``models.fast.graph_capture``).
+    """
+
+    @property
+    def running(self) -> RunningRows: ...
+    @property
+    def cache(self) -> KVCache | None: ...
+    @property
+    def executed(self) -> int: ...
+
+    def select_rows(self, running: RunningRows) -> Self:
+        """The inputs of ``running``, some of these rows."""
+        ...
 
 
 class Stepper(Protocol):
@@ -95,14 +120,22 @@ class Stepper(Protocol):
         ...
 
     def prepare_forward(
-        self, positions: Ints, cache: KVCache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> ForwardContext:
+        self,
+        positions: Ints,
+        cache: KVCache | None,
+        rows: Ints | None = None,
+        lengths: Ints | None = None,
+        caps: Ints | None = None,
+        by_rule: Bools | None = None,
+    ) -> LayerInputs:
         """Prepare one forward.
 
         ``positions`` int64 [rows, n], consecutive in each row; without a cache they start at 0.
         ``rows`` int64 [rows] session rows taking part, ascending; all by default.
         ``lengths`` int64 [rows] valid tokens of a chunk padded on the right, 1…n; n by default. Results of padding are
         meaningless and get overwritten.
+        ``caps`` int64 [rows], ``by_rule`` bool [rows]: of a step at adaptive depth (``kv_cache.RunningRows``); L and
+        False by default.
 
         Raises:
             BadArgument: other shapes or values, positions beyond a table of positions, a cache without the sources
@@ -110,27 +143,25 @@ class Stepper(Protocol):
         """
         ...
 
-    def embed(self, tokens: Tensor, context: ForwardContext) -> Tensor:
+    def embed(self, tokens: Tensor, inputs: LayerInputs) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n], the input of the first block."""
         ...
 
-    def run_layers(
-        self, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache | None
-    ) -> Tensor:
+    def run_layers(self, hidden: Tensor, first: int, last: int, inputs: LayerInputs) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes layers first+1 … last and writes their K/V.
 
         Raises:
-            BadArgument: not 0 ≤ first ≤ last ≤ L, or a context of another cache.
+            BadArgument: not 0 ≤ first ≤ last ≤ L.
             MissingEntryError: a layer does not hold exactly the entries below a row's first position; nothing was
             written.
         """
         ...
 
-    def write_kv(self, hidden: Tensor, layer: int, context: ForwardContext, cache: KVCache) -> None:
+    def write_kv(self, hidden: Tensor, layer: int, inputs: LayerInputs) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
 
         Raises:
-            BadArgument: no such layer, or a context of another cache.
+            BadArgument: no such layer.
             MissingEntryError: as in ``run_layers``.
         """
         ...
@@ -142,16 +173,6 @@ class Stepper(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer."""
         ...
-
-
-def require_layer_range(first: int, last: int, layers: int) -> None:
-    if not 0 <= first <= last <= layers:
-        raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {layers}")
-
-
-def require_layer(layer: int, layers: int) -> None:
-    if not 1 <= layer <= layers:
-        raise BadArgument("layer", layer, f"a layer in 1–{layers}")
 
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12
@@ -185,6 +206,11 @@ class SizeMismatch(EmadError):
             f"{held:,}; its row in emad_ref/models/families.py does not fit this checkpoint or this version of "
             "transformers, or something was added to the model: give its family a row of its own"
         )
+
+
+def make_source_cache_or_none(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> KVCache | None:
+    """The cache for one plain pass: None, or a cache with the encoded sources."""
+    return None if all(source is None for source in sources) else stepper.open_cache(sources, positions)
 
 
 def require_eval_mode_and_kernel(model: Any, kernel: str) -> None:
@@ -280,8 +306,8 @@ def require_equal_logits(family: str, mine: Tensor, theirs: Tensor, tolerance: f
 
 
 def _full_depth_logits(stepper: Stepper, ids: Tensor, start: int, cache: KVCache | None) -> Tensor:
-    context = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
-    return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, stepper.layers, context, cache)).double()
+    inputs = stepper.prepare_forward(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
+    return stepper.logits(stepper.run_layers(stepper.embed(ids, inputs), 0, stepper.layers, inputs)).double()
 
 
 CACHE_KEYWORDS = ("layer_past", "cache", "past_key_values")  # of blocks, by family and release of transformers

@@ -27,13 +27,15 @@ import torch
 from torch import Tensor
 
 from emad_ref.point import ConfidenceParameters
-from emad_ref.probes.signal_values import ProbeOutput, require_finite, softmax_response
+from emad_ref.probes.signal_values import softmax_response
 from emad_ref.signals import (
     HALF_DEPTH,
     SIGNALS,
     SINCE_MINIMUM,
+    ProbeOutput,
     SignalInputRequirement,
     exp_log_probabilities,
+    require_finite,
     top2_margin,
     upcast_to_float32,
 )

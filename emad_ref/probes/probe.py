@@ -2,13 +2,14 @@
 
 ``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the full readout, which
 probes use, and rows that stop where no probe gave logits. Some probes remember shallower layers of the same step:
-``begin_step`` forgets them, ``keep_running_rows`` drops the rows that stopped.
+``begin_step`` forgets them, and ``read`` is told the rows that still run, so it drops those that stopped in between.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,25 +24,21 @@ from emad_ref.probes.pruned_vocabulary import (
     UncachedHeads,
     vocabulary_size_at_confidence,
 )
-from emad_ref.probes.signal_values import (
-    ProbeOutput,
-    hidden_state_cosine,
-    require_finite,
-    require_finite_cpu_float64,
-    softmax_response,
-)
+from emad_ref.probes.signal_values import hidden_state_cosine, softmax_response
 from emad_ref.probes.tuned_lens import get_point_lens
-from emad_ref.record import Work
+from emad_ref.record import Ints, Work
 from emad_ref.signals import (
     HALF_DEPTH,
     LAYER_LOGITS,
-    PREVIOUS_PROBE,
     SIGNALS,
     SINCE_MINIMUM,
     STATE_BELOW,
     LogitsReadout,
+    ProbeOutput,
     SignalInputRequirement,
     log_probabilities,
+    require_finite,
+    require_finite_cpu_float64,
 )
 
 
@@ -63,19 +60,37 @@ class BaseProbe:
     def begin_step(self) -> None:
         """Nothing to forget."""
 
-    def keep_running_rows(self, rows: Tensor) -> None:
-        """Nothing to drop."""
-
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         read = hidden if self.lens is None else self.lens.apply_and_count_work(hidden, layer, work)
         work.count_readout("full", layer, hidden.shape[:-1].numel())
         return self.stepper.logits(read) if self.heads is None else self.heads.full_logits(read)
 
 
+class RememberingProbe(BaseProbe):
+    """Base of probes that compare layers: ``memory`` holds a tensor [running, …] of each shallower layer, by layer."""
+
+    def begin_step(self) -> None:
+        self.memory: dict[int, Tensor] = {}
+        self._row_ids: Ints | None = None  # rows of the latest reading
+
+    def recall(self, hidden: Tensor, row_ids: Ints | None) -> dict[int, Tensor]:
+        """``memory`` of the rows of ``hidden`` [running, D], without those that stopped since the latest reading."""
+        before, self._row_ids = self._row_ids, row_ids
+        if before is not None and row_ids is not None and len(row_ids) < len(before):
+            self.keep_rows(torch.from_numpy(np.searchsorted(before, row_ids)).to(hidden.device))
+        for remembered in self.memory.values():
+            require_same_rows(len(remembered), len(hidden))
+        return self.memory
+
+    def keep_rows(self, kept: Tensor) -> None:
+        """Keep only these of the remembered rows (int64 indices)."""
+        self.memory = {layer: remembered[kept] for layer, remembered in self.memory.items()}
+
+
 class FullSoftmaxProbe(BaseProbe):
     """A full softmax: its logits give any signal of one layer, and a stopping row emits from them."""
 
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
         layer = self.point.probes[column]
         logits = self.emit_logits(hidden, layer, work)
         return ProbeOutput(
@@ -84,46 +99,30 @@ class FullSoftmaxProbe(BaseProbe):
         )
 
 
-class SaturationProbe(BaseProbe):
+class SaturationProbe(RememberingProbe):
     """Compares each layer with the one below, so probes are consecutive and the first has no signal."""
 
-    def begin_step(self) -> None:
-        self.below: Tensor | None = None
-
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
-        below, self.below = self.below, hidden
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
+        layer = self.point.probes[column]
+        below = self.recall(hidden, row_ids).get(layer - 1)
+        self.memory = {layer: hidden}
         if below is None:
             return ProbeOutput(torch.full_like(hidden[:, 0], torch.nan), None)
-        require_same_rows(len(below), len(hidden))
-        return ProbeOutput(
-            require_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {self.point.probes[column]}"),
-            None,
-        )
-
-    def keep_running_rows(self, rows: Tensor) -> None:
-        self.below = None if self.below is None else self.below[rows]
+        return ProbeOutput(require_finite_cpu_float64(hidden_state_cosine(hidden, below), f"after layer {layer}"), None)
 
 
-class ContrastProbe(BaseProbe):
-    """Remembers log-probabilities [rows, V] by layer, with which every deeper layer compares."""
+class ContrastProbe(RememberingProbe):
+    """Remembers log-probabilities [running, V], with which every deeper layer compares."""
 
-    def begin_step(self) -> None:
-        self.log_probs: dict[int, Tensor] = {}
-
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
-        layer = self.point.probes[column]
-        for log_q in self.log_probs.values():
-            require_same_rows(len(log_q), len(hidden))
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
+        layer, log_probs = self.point.probes[column], self.recall(hidden, row_ids)
         logits = self.emit_logits(hidden, layer, work)
-        self.log_probs[layer] = log_probabilities(logits)
-        return get_score_function(self.point.signal)(_parameters(self.point), layer, logits, self.log_probs)
-
-    def keep_running_rows(self, rows: Tensor) -> None:
-        self.log_probs = {layer: log_q[rows] for layer, log_q in self.log_probs.items()}
+        log_probs[layer] = log_probabilities(logits)
+        return get_score_function(self.point.signal)(_parameters(self.point), layer, logits, log_probs)
 
 
-class PrunedProbe(BaseProbe):
-    """Remembers each row's candidate tokens and their logits by layer.
+class PrunedProbe(RememberingProbe):
+    """Remembers each row's candidate tokens and their logits by layer, instead of ``memory``.
 
     Raises:
         BadArgument: an adaptive rule that, at full confidence, would keep less than two of this vocabulary.
@@ -138,10 +137,12 @@ class PrunedProbe(BaseProbe):
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
     def begin_step(self) -> None:
+        super().begin_step()
         self.candidates: CandidateTokens | None = None
-        self.confidence: Tensor | None = None  # [rows] of the last probe, which determines the adaptive k
+        self.confidence: Tensor | None = None  # [running] of the last probe, which determines the adaptive k
 
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
+        self.recall(hidden, row_ids)
         layer, parameters = self.point.probes[column], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit_logits(hidden, layer, work)
@@ -165,9 +166,10 @@ class PrunedProbe(BaseProbe):
             self.candidates.macs_per_row(self.stepper.geometry),
         )
 
-    def keep_running_rows(self, rows: Tensor) -> None:
-        if self.candidates is not None and self.confidence is not None:
-            self.candidates, self.confidence = self.candidates.keep_rows(rows), self.confidence[rows]
+    def keep_rows(self, kept: Tensor) -> None:
+        assert self.candidates is not None, "rows stop after the first reading"
+        assert self.confidence is not None, "set with the candidates"
+        self.candidates, self.confidence = self.candidates.keep_rows(kept), self.confidence[kept]
 
     def _sizes(self, column: int) -> list[int]:
         parameters = _parameters(self.point)
@@ -185,7 +187,7 @@ def _parameters(point: OperatingPoint) -> ConfidenceParameters:
 
 
 def require_same_rows(remembered: int, read: int) -> None:
-    """Check that the rows read are those remembered, since ``keep_running_rows`` must follow every stop of rows."""
+    """Check that the rows read are those remembered, since a reading must name its rows once some have stopped."""
     assert remembered == read, f"{remembered} rows are remembered, {read} are shown"
 
 
@@ -210,11 +212,12 @@ class Probe(Protocol):
     def begin_step(self) -> None:
         """Begin a new step: forget the shallower layers."""
 
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
-        """Read states [rows, D] after ``point.probes[column]``. Raises NotFinite."""
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
+        """Read Ĥ_ℓ of states h_ℓ [running, D] after layer ℓ = ``point.probes[column]``.
 
-    def keep_running_rows(self, rows: Tensor) -> None:
-        """Keep only these rows (int64 indices into the running ones) for deeper probes."""
+        ``row_ids`` int64 [running]: the rows that still run, ascending, some of those of the step's reading before
+        (``kv_cache.RunningRows.row_ids``); None: the same rows. Raises NotFinite.
+        """
 
     def emit_logits(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
         """Logits [..., V] of states [..., D] that stop after ``layer``."""
@@ -227,7 +230,7 @@ class EstimatorProbe(BaseProbe):
         super().__init__(stepper, point)
         self.reader: EntropyReader = make_entropy_reader(stepper, point.estimator, point.probes)
 
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
         layer = self.point.probes[column]
         rows = hidden.shape[0]
         work.count_readout(self.reader.kind, layer, rows, rows * self.reader.macs_per_row)
@@ -235,31 +238,25 @@ class EstimatorProbe(BaseProbe):
         return ProbeOutput(require_finite_cpu_float64(entropy, f"after layer {layer}"), None)
 
 
-class PreviousTop1AgreementProbe(BaseProbe):
+class PreviousTop1AgreementProbe(RememberingProbe):
     """A full softmax that remembers the previous probe's top-1 token of each row."""
 
-    def begin_step(self) -> None:
-        self.before: Tensor | None = None
-
-    def read(self, hidden: Tensor, column: int, work: Work) -> ProbeOutput:
+    def read(self, hidden: Tensor, column: int, work: Work, row_ids: Ints | None = None) -> ProbeOutput:
         layer = self.point.probes[column]
+        before = self.recall(hidden, row_ids).get(self.point.probes[column - 1])
         logits = self.emit_logits(hidden, layer, work)
         log_p, best = (pair[:, 0] for pair in LogitsReadout(logits).top2_log_probs_and_tokens)
         require_finite(log_p, f"after layer {layer}")
-        before, self.before = self.before, best
+        self.memory = {layer: best}
         if before is None:
             return ProbeOutput(torch.zeros_like(log_p), logits)
-        require_same_rows(len(before), len(hidden))
         return ProbeOutput(torch.where(best == before, log_p.exp(), 0.0), logits)
-
-    def keep_running_rows(self, rows: Tensor) -> None:
-        self.before = None if self.before is None else self.before[rows]
 
 
 def make_probe(stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | None = None) -> Probe:
     """The probe that ``point`` names; ``heads``: as of ``make_confidence_probe``."""
     if point.confidence is not None:
         return make_confidence_probe(stepper, point, heads)
-    if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
+    if SIGNALS[point.signal].reads_previous_probe:
         return PreviousTop1AgreementProbe(stepper, point)
     return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

@@ -1,35 +1,14 @@
-"""Signal values of logits and states, their transfer to the host, and reading of many rows block by block."""
+"""Signal values of logits and states, and reading of many rows block by block."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from emad_ref.errors import EmadError
-from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, RESPONSE, exp_log_probabilities, log_probabilities, upcast_to_float32
-
-FEW = 32  # number of entries up to which Python's sum is faster than a call into torch
-
-
-class NotFinite(EmadError):
-    """Raised if logits hold NaN or +inf, which allow no decision."""
-
-
-@dataclass(frozen=True, eq=False)
-class ProbeOutput:
-    """``signal`` [rows], NaN where undefined; ``logits`` [rows, V] to emit from, None if the exit must run a head.
-
-    ``macs`` int64 [rows]: multiply-adds of each row's readout if rows may differ (pruned vocabularies), else None.
-    """
-
-    signal: Tensor
-    logits: Tensor | None
-    macs: Ints | None = None
 
 
 def entropy_nats(logits: Tensor) -> Tensor:
@@ -66,32 +45,6 @@ def kl_from_log_probs(final_log_p: Tensor, log_q: Tensor) -> Tensor:
         # a term with final probability zero is 0, but 0·(−inf) would be NaN
         terms = terms.masked_fill(final_log_p == -math.inf, 0.0)
     return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below zero
-
-
-def require_finite(entropy: Tensor, where: str) -> None:
-    """Raise NotFinite unless every entropy, or largest logit, is finite; ``where`` names the place in the message."""
-    # one sum shows NaN and infinity in a third of the calls; in float64, float16 values cannot overflow it
-    few = entropy.is_cpu and entropy.numel() <= FEW
-    if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):
-        bad = int((~torch.isfinite(entropy)).sum())
-        raise NotFinite(
-            f"logits {where}: {bad} of {entropy.numel()} rows give no finite entropy, but expected finite logits; "
-            "check the weights and the dtype (float16 overflows where bfloat16 or float32 do not)"
-        )
-
-
-def require_finite_cpu_float64(signal: Tensor, where: str) -> Tensor:
-    """``signal`` [rows] on the host, float64, in one transfer. Raises NotFinite."""
-    values = torch.from_numpy(to_numpy_float64(signal))  # before the check: it would cost a second transfer
-    require_finite(values, where)
-    return values
-
-
-def to_numpy_float64(signal: Tensor) -> Floats:
-    """``signal``, or logits, as NumPy float64."""
-    if signal.dtype != torch.float64:
-        signal = signal.double()
-    return (signal if signal.is_cpu else signal.cpu()).numpy()
 
 
 CACHED_BYTES = 2**18  # bytes of logits: with log-probabilities, probabilities and their product they fill 1 MiB

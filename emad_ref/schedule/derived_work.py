@@ -1,6 +1,7 @@
 """Work derived from depths: what decoding runs for each token if sequences are fed one by one, each alone.
 
-Layer by layer: the block for tokens that a schedule runs there (``Schedule.ran``), K/V-only passes for those it fills,
+EMAD, "Complexity and expected speedup": E[D_t]/L of the blocks, and a readout per probe ℓ ∈ P until the exit. Layer by
+layer: the block for tokens that a schedule runs there (``Schedule.ran``), K/V-only passes for those it fills,
 a readout where a probe reads, and a head where a token exits. Decoders *count* their executed work; a law holds both
 equal (``tests/laws``).
 """

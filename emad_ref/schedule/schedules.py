@@ -1,24 +1,29 @@
 """Schedules: their interface, and a table of the seven by name.
 
-A schedule turns fires of a rule into admissible depths and writes the K/V that stopped rows leave unwritten:
+A schedule turns fires of a rule into admissible depths D_t and writes the K/V that stopped rows leave unwritten:
 
-    admission   the depths that the next token may take, given the depths of the tokens before it
+    admission   the depths that token t may take, given D_1 … D_{t−1} of its sequence
     flow        handling of rows that stop in a decoding step, and of the K/V above their exit
-    replay      fires → depth over whole sequences, where that is exact
-    work        which tokens the rule reads, and what each layer runs, given the depths (``schedule.derived_work``)
+    replay      fires → D_t over whole sequences, where that is exact
+    work        which tokens the rule reads, and what each layer runs, given D_t (``schedule.derived_work``)
 
 ``ExitFlow`` serves schedules under which a row never returns to the layers above. ``SessionState`` holds what a session
 keeps between steps: K/V, deferred states and the count of work.
 
-    monotone       D_t = min(D_{t−1}, first fire of t) (EMAD, "KV-consistent scheduling"): exact, K/V never missing
+    monotone       D_t = min(D_{t−1}, first ℓ of P with Ĥ_ℓ ≤ τ_ℓ) (EMAD, "KV-consistent scheduling"): exact, K/V never
+                   missing
     positional     D_t = round(ceiling − (ceiling − floor)·min(t, period)/period) (SkipDecode): no rule at all
-    free_eager     any depth; stopped rows run on to write K/V above: exact, saves at most one block
-    free_deferred  any depth; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
-    chunked        one depth per ``period`` tokens, decided at the first of them; deferred otherwise: exact
-    copying        any depth; the state at the exit fills K/V above it (CALM): approximate, decoded and never replayed
-    translated     copying through state translators, ĥ_ℓ = h_e + U·(Vᵀ·h_e) + b: approximate likewise
+    free_eager     any D_t; stopped rows run on to write K/V above (EMAD, "Ablations: Schedule constraint"): exact,
+                   saves at most one block
+    free_deferred  any D_t; states of stopped rows wait until a deeper token of their row needs them (FREE): exact
+    chunked        one D_t per ``period`` tokens, decided at the first of them (EMAD, "Baselines"); deferred otherwise:
+                   exact
+    copying        any D_t; K/V above the exit ℓ come from its state, h^i = h^ℓ for i = ℓ+1 … L (CALM; early-exit LLMs,
+                   "Preliminaries"): approximate, decoded and never replayed
+    translated     copying through state translators, ĥ_i = h_ℓ + U·(Vᵀ·h_ℓ) + b: approximate likewise
 
-Under an exact schedule the state of a token at each layer it runs is the full model's, so a lens trace can replay it.
+L is ``point.layers``, and ``point.ceiling`` the most layers that a token may run. Under an exact schedule the state h_ℓ
+of a token at each layer it runs is the full model's, so a lens trace can replay it.
 """
 
 from __future__ import annotations
@@ -36,9 +41,8 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import first_firing_probe
-from emad_ref.models.forward_context import ForwardContext
-from emad_ref.models.kv_cache import KVCache
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.kv_cache import KVCache, RunningRows
+from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.record import Bools, Floats, Ints, Work
@@ -90,21 +94,16 @@ class SessionState:
     work: Work
 
 
-class FlowInputs(NamedTuple):
-    """States ``hidden`` [rows, n, D] before layer 1, and the other inputs of a flow."""
-
-    state: SessionState
-    ceiling: int
-    hidden: Tensor
-    context: ForwardContext
-    translators: StateTranslators | None
-
-
 class Flow(Protocol):
-    """Runs the states of one step through the layers, and counts the executed work; one object per step."""
+    """Runs the states of one step through the layers, and counts the executed work; one object per step.
+
+    ``running``: the rows that still run, in the order of the states that ``run_layers`` returns.
+    """
+
+    running: RunningRows
 
     def run_layers(self, first: int, last: int) -> Tensor:
-        """Execute layers first+1 … last for the running rows; their states [running, n, D]."""
+        """Execute layers first+1 … last for the running rows; their states h_last [running, n, D]."""
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         """Stop rows ``stopped`` (indices into the running ones) after ``layer``; ``going`` are the others."""
@@ -114,27 +113,39 @@ class Flow(Protocol):
 
 
 class ExitFlow:
-    """Flow in which rows that stop leave the batch and need no K/V above."""
+    """Flow in which rows that stop leave the batch and need no K/V above.
 
-    def __init__(self, start: FlowInputs):
-        self.state, self.ceiling, self.hidden, self.context, self.translators = start
-        # batch rows that have not stopped, which flows with K/V to write read; layers run so far
-        self.running, self.layer = np.arange(len(self.hidden)), 0
+    ``hidden`` [rows, n, D]: h_0 of the step's tokens, of all rows of the session; ``inputs``: of its layers;
+    ``translators``: of the point, if any.
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        hidden: Tensor,
+        inputs: LayerInputs,
+        ceiling: int,
+        translators: StateTranslators | None = None,
+    ):
+        self.state, self.hidden, self.inputs = state, hidden, inputs
+        self.ceiling, self.translators = ceiling, translators
+        self.running, self.layer = inputs.running, 0  # ``layer``: layers run so far
 
     def run_layers(self, first: int, last: int) -> Tensor:
         """See ``Flow.run_layers``. Counts rows · n tokens and rows · n · keys of context in each layer.
 
-        ``context.executed`` is ``context.keys``, or more where a captured graph fixes the number.
+        ``inputs.executed`` is the number of keys, or more where a captured graph fixes it.
         """
-        state = self.state
-        self.hidden, self.layer = state.stepper.run_layers(self.hidden, first, last, self.context, state.cache), last
-        state.work.count_blocks(first, last, len(self.hidden), self.context.queries, self.context.executed)
+        state, inputs = self.state, self.inputs
+        self.hidden, self.layer = state.stepper.run_layers(self.hidden, first, last, inputs), last
+        state.work.count_blocks(first, last, len(self.hidden), inputs.running.queries, inputs.executed)
         return self.hidden
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
+        """See ``Flow.stop_rows``."""
+        self.running = self.running.keep(going)
         if len(going) and len(stopped):
-            self.hidden, self.context = select_rows(self.hidden, going), self.context.select_rows(going)
-        self.running = self.running[going]
+            self.hidden, self.inputs = select_rows(self.hidden, going), self.inputs.select_rows(self.running)
 
     def finish(self) -> None:
         """Do nothing: no K/V is missing."""
@@ -240,7 +251,7 @@ class Schedule:
 
     ``admit(point, trail, first, length)`` admission of the token after ``trail[:length]``. ``trail``: depths of a
                     sequence's tokens, oldest first; those before index ``first`` are its prompt.
-    ``flow``        opens the flow of one step.
+    ``flow(state, hidden, inputs, ceiling, translators)`` opens the flow of one step; see ``ExitFlow``.
     ``why``         reason against an inadmissible depth, for messages.
     ``asked(point, decided)`` bool [tokens] whether the rule reads the tokens of these indices [tokens].
     ``ran(positions, depth, layer, ceiling)`` counts of ``layer`` for tokens of ``depth`` [tokens], fed one by one. They
@@ -259,7 +270,7 @@ class Schedule:
 
     name: ScheduleName
     admit: Callable[[OperatingPoint, Sequence[int], int, int], TokenDepthCap]
-    flow: Callable[[FlowInputs], Flow]
+    flow: Callable[[SessionState, Tensor, LayerInputs, int, StateTranslators | None], Flow]
     why: str
     settle: DepthResolver | None
     asked: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
@@ -307,11 +318,12 @@ def monotone_depths_from_signal(signal: Floats, thresholds: Floats, probes: Ints
 
 
 def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+    """D_t ≤ D_{t−1}; the first token of a sequence may take the ceiling (EMAD, "KV-consistent scheduling")."""
     return TokenDepthCap(trail[length - 1] if length else point.ceiling)
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-    """The running minimum by doubling: several times as fast as ``np.minimum.accumulate``."""
+    """D_t = min over s ≤ t of the first fire of s, by doubling: several times as fast as ``np.minimum.accumulate``."""
     span = 1
     while span < len(depth):
         np.minimum(depth[span:], depth[:-span], out=depth[span:])
@@ -319,7 +331,7 @@ def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 
 
 def depths_from_token_index(point: OperatingPoint, decided: Ints) -> Ints:
-    """int64 depth of the decided tokens of these indices (0 = the first of its sequence), any shape."""
+    """int64 D_t of the decided tokens t (0 = a sequence's first), any shape: a line down to ``floor`` (SkipDecode)."""
     assert point.period is not None
     assert point.floor is not None
     gone = np.minimum(decided, point.period) / point.period
@@ -352,19 +364,22 @@ def _resolve_free(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
 
 
 class EagerFlow(ExitFlow):
-    """Flow in which stopped rows run on, the last layer as a K/V-only pass; the rule still reads ``running`` rows."""
+    """Flow in which stopped rows run on, the last layer as a K/V-only pass; the rule still reads ``running`` rows.
+
+    The backfill that the monotone schedule avoids (EMAD, "KV-consistent scheduling").
+    """
 
     def run_layers(self, first: int, last: int) -> Tensor:
-        return select_rows(super().run_layers(first, last), self.running)
+        return select_rows(super().run_layers(first, last), self.running.row_ids)
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
-        self.running = self.running[going]
+        self.running = self.running.keep(going)
 
     def finish(self) -> None:
         if self.layer == self.ceiling:
             return
         super().run_layers(self.layer, self.ceiling - 1)
-        self.state.stepper.write_kv(self.hidden, self.ceiling, self.context, self.state.cache)
+        self.state.stepper.write_kv(self.hidden, self.ceiling, self.inputs)
         self.state.work.count_fills("exact", self.ceiling, self.hidden.shape[:2].numel())
 
 
@@ -384,11 +399,14 @@ def _eager_layer_totals(positions: TokenPositions, depth: Ints, histogram: Ints,
 
 
 class DeferredFlow(ExitFlow):
-    """Flow in which states of stopped rows wait until a deeper token of their row runs them along, layer by layer."""
+    """Flow in which states of stopped rows wait until a deeper token of their row runs them along, layer by layer.
+
+    FREE (Bae et al., 2023), "synchronized parallel decoding".
+    """
 
     def run_layers(self, first: int, last: int) -> Tensor:
-        for below, top, held in _layers_by_entries(self.state.cache, first, last, self.context.rows):
-            if held == self.context.starts:
+        for below, top, held in _layers_by_entries(self.state.cache, first, last, self.running.rows):
+            if held == self.running.starts:
                 super().run_layers(below, top)
             else:
                 self._run_with_waiting(below, top, held)
@@ -397,12 +415,12 @@ class DeferredFlow(ExitFlow):
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
         if layer < self.ceiling:
             for i in stopped.tolist():
-                self.state.deferred.put(self.context.rows[i], self.context.starts[i], self.hidden[i])
+                self.state.deferred.put(self.running.rows[i], self.running.starts[i], self.hidden[i])
         super().stop_rows(stopped, going, layer)
 
     def _run_with_waiting(self, first: int, last: int, held: tuple[int, ...]) -> None:
         """Run layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
-        rows, starts, deferred = self.context.rows, self.context.starts, self.state.deferred
+        rows, starts, deferred = self.running.rows, self.running.starts, self.state.deferred
         chunks = [
             torch.stack([*deferred.get_range(row, begin, start), *current])
             for row, begin, start, current in zip(rows, held, starts, self.hidden, strict=True)
@@ -413,7 +431,7 @@ class DeferredFlow(ExitFlow):
                 deferred.remove(row, begin, start)
             else:
                 deferred.put(row, begin, higher[: start - begin])
-        self.hidden = torch.stack([higher[-self.context.queries :] for higher in states])
+        self.hidden = torch.stack([higher[-self.running.queries :] for higher in states])
 
 
 def compute_deferred_states_at_ceiling(state: SessionState, ceiling: int, first: Ints, end: Ints) -> Tensor:
@@ -464,14 +482,14 @@ def _run_ragged(
     The padding is executed, so it is counted.
     """
     padded = torch.nn.utils.rnn.pad_sequence(list(chunks), batch_first=True)
-    context = state.stepper.prepare_forward(
+    inputs = state.stepper.prepare_forward(
         np.array(starts)[:, None] + np.arange(padded.shape[1]),
         state.cache,
         rows=np.array(rows),
         lengths=np.array([len(chunk) for chunk in chunks]),
     )
-    padded = state.stepper.run_layers(padded, first, last, context, state.cache)
-    state.work.count_blocks(first, last, len(rows), padded.shape[1], context.executed)
+    padded = state.stepper.run_layers(padded, first, last, inputs)
+    state.work.count_blocks(first, last, len(rows), padded.shape[1], inputs.executed)
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 
@@ -538,28 +556,41 @@ def _asks_chunk_start(point: OperatingPoint, decided: Ints) -> Bools:
 
 
 class CopyingFlow(ExitFlow):
-    """Flow in which K/V above an exit come from the exit's state, or its translators, after all rows have stopped."""
+    """Flow in which K/V above an exit come from the exit's state, or its translators, after all rows have stopped.
 
-    def __init__(self, start: FlowInputs):
-        super().__init__(start)
-        self.whole, self.exits = self.context, self.hidden.clone()
-        self.depth = np.zeros(len(self.hidden), dtype=np.int64)
+    h^i = h^ℓ for every layer i above the exit ℓ (CALM; early-exit LLMs, "Preliminaries: Transformer Architecture").
+    """
+
+    def __init__(
+        self,
+        state: SessionState,
+        hidden: Tensor,
+        inputs: LayerInputs,
+        ceiling: int,
+        translators: StateTranslators | None = None,
+    ):
+        super().__init__(state, hidden, inputs, ceiling, translators)
+        self.whole, self.exits = inputs, hidden.clone()
+        self.depth = np.zeros(len(hidden), dtype=np.int64)
 
     def stop_rows(self, stopped: Ints, going: Ints, layer: int) -> None:
-        chosen = self.running[stopped]
+        chosen = self.running.row_ids[stopped]
         self.depth[chosen] = layer
         self.exits = self.exits.to(self.hidden.dtype)  # T5 in float16 has float32 states after its first block
         self.exits[torch.from_numpy(chosen).to(self.exits.device)] = select_rows(self.hidden, stopped)
         super().stop_rows(stopped, going, layer)
 
     def finish(self) -> None:
-        for layer in range(int(self.depth.min()) + 1, self.ceiling + 1):
-            rows = np.flatnonzero(self.depth < layer)
-            states = select_rows(self.exits, rows)
-            if self.translators is not None:
-                states = self.translators.estimate_layer_input_states(states, self.depth[rows], layer, self.state.work)
-            self.state.stepper.write_kv(states, layer, self.whole.select_rows(rows), self.state.cache)
-            self.state.work.count_fills("copied", layer, states.shape[:2].numel())
+        exits = np.unique(self.depth).tolist()
+        for exit_layer, next_exit in itertools.pairwise([*exits, self.ceiling]):
+            rows = np.flatnonzero(self.depth <= exit_layer)
+            inputs = self.whole.select_rows(self.whole.running.keep(rows))
+            for layer in range(exit_layer + 1, next_exit + 1):
+                states, work = select_rows(self.exits, rows), self.state.work
+                if self.translators is not None:
+                    states = self.translators.estimate_layer_input_states(states, self.depth[rows], layer, work)
+                self.state.stepper.write_kv(states, layer, inputs)
+                work.count_fills("copied", layer, states.shape[:2].numel())
 
 
 def _copying_layer_run(positions: TokenPositions, depth: Ints, layer: int, ceiling: int) -> LayerWorkByToken:

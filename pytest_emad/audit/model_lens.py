@@ -31,10 +31,10 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads, vocabulary_size_at_confidence
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import get_point_lens, lens_macs_by_layer
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay.replay import replay
+from emad_ref.signals import to_numpy_float64
 from pytest_emad.audit.decoding_checks import ReplayedDocument
 from pytest_emad.audit.reference_logits import (
     LayerLogits,
@@ -149,11 +149,11 @@ class ModelLens:
         stepper, copies = self.stepper, 1 + ROUNDING_COPIES
         rng = torch.Generator().manual_seed(crc32(np.asarray(tokens, dtype=np.int64).tobytes()))
         cache = make_source_cache_or_none(stepper, [self.source] * copies, len(tokens))
-        context = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
+        inputs = stepper.prepare_forward(np.tile(np.arange(len(tokens)), (copies, 1)), cache)
         rows = torch.from_numpy(np.asarray(tokens, dtype=np.int64)).expand(copies, -1)
-        hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), context), rng), 0.0
+        hidden, largest = _round_at_random(stepper.embed(rows.to(stepper.device), inputs), rng), 0.0
         for layer in range(1, max(layers) + 1):
-            hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, context, cache), rng)
+            hidden = _round_at_random(stepper.run_layers(hidden, layer - 1, layer, inputs), rng)
             if layer in layers:
                 plain, *moved = to_numpy_float64(stepper.logits(hidden[:, -1:]))[:, 0]
                 largest = max(largest, float(np.abs(np.stack(moved) - plain).max()))

@@ -19,9 +19,9 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.models.loading import copy_in_dtype
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
+from emad_ref.signals import to_numpy_float64
 from pytest_emad.audit.finding import AuditRefutedError
 from pytest_emad.audit.log_probs import generate_greedy_log_probs, log_probs_malformed_reason, truncated_divergence
 from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order

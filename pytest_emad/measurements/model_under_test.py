@@ -31,9 +31,9 @@ from emad_ref.models.model_spec import ModelSpec
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.threads import one_thread_for_steps
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step
 from emad_ref.record import Floats, Ints, Record
+from emad_ref.signals import to_numpy_float64
 from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocumentIterator,

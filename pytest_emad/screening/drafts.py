@@ -38,10 +38,10 @@ from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.probes.draft_reader import EarlyExitDraftReader
-from emad_ref.probes.signal_values import to_numpy_float64
 from emad_ref.probes.tuned_lens import weight_dtype_name
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.signals import to_numpy_float64
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.timing import (
     PROMPT_LENGTHS,

@@ -20,14 +20,13 @@ from torch import Tensor
 from emad_ref.calibration.trace import COLUMNS, Trace
 from emad_ref.calibration.windows import TOKENS_PER_BATCH
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
-from emad_ref.probes.signal_values import require_finite
 from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.record import Ints
 from emad_ref.replay.replay import replay, sum_by_sequence, top1_tokens_at_depth
 from emad_ref.schedule.schedules import get_point_schedule
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import SIGNALS, require_finite
 
 Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
 
@@ -90,14 +89,14 @@ def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequen
     Raises:
         NotFinite: logits hold NaN or infinity.
     """
-    hidden, context, decided = _embed_batch(stepper, batch)
+    hidden, inputs, decided = _embed_batch(stepper, batch)
     rows, target = _readout_rows(batch)
     empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
     columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
     at = 0
     for layer in required_layers(point):
-        hidden = stepper.run_layers(hidden, at, layer, context, None)
+        hidden = stepper.run_layers(hidden, at, layer, inputs)
         at = layer
         signal = point.signal if layer in point.probes else None
         for name, values in _read_columns(stepper, hidden[decided], rows, target, layer, signal).items():
@@ -114,17 +113,17 @@ def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequen
     )
 
 
-def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor, Any, Tensor]:
-    """(h_0 [inputs, widest, D] padded on the right, its context, mask of decided positions)."""
+def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor, LayerInputs, Tensor]:
+    """(h_0 [inputs, widest, D] padded on the right, inputs of its layers, mask of decided positions)."""
     lengths = np.array([len(forced.tokens) for forced in batch])
     tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
     decided = np.zeros(tokens.shape, dtype=bool)
     for row, forced in enumerate(batch):
         tokens[row, : len(forced.tokens)] = forced.tokens
         decided[row, forced.adaptive_from : len(forced.tokens)] = True
-    context = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
-    return hidden, context, torch.from_numpy(decided).to(stepper.device)
+    inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs)
+    return hidden, inputs, torch.from_numpy(decided).to(stepper.device)
 
 
 def _readout_rows(batch: Sequence[ForcedInput]) -> tuple[Ints, Ints]:

@@ -97,12 +97,12 @@ def one_block(stepper, states):
     cache = stepper.new_cache(1, 2 * CONTEXT)
     ids = torch.arange(CONTEXT)[None]
     prompt = stepper.prepare_forward(np.arange(CONTEXT)[None], cache)
-    stepper.run_layers(stepper.embed(ids, prompt), 0, BLOCKS, prompt, cache)
+    stepper.run_layers(stepper.embed(ids, prompt), 0, BLOCKS, prompt)
 
     def run(pair):
         cache.truncate(np.array([CONTEXT]))
-        context = stepper.prepare_forward(np.array([[CONTEXT]]), cache)
-        stepper.run_layers(states[pair][None], 0, BLOCKS, context, cache)
+        inputs = stepper.prepare_forward(np.array([[CONTEXT]]), cache)
+        stepper.run_layers(states[pair][None], 0, BLOCKS, inputs)
 
     return run
 

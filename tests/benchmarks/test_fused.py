@@ -60,16 +60,14 @@ def test_a_chunk_takes_little_more_than_one_token(first):
     arms = {}
     for name, stepper in steppers.items():
         cache, layers = stepper.new_cache(1), stepper.layers
-        context = stepper.prepare_forward(np.arange(HELD)[None], cache)
-        stepper.run_layers(stepper.embed(ids[:, :HELD], context), 0, layers, context, cache)
+        inputs = stepper.prepare_forward(np.arange(HELD)[None], cache)
+        stepper.run_layers(stepper.embed(ids[:, :HELD], inputs), 0, layers, inputs)
         for n in (1, *MOST):
 
             def run(pair, n=n, stepper=stepper, cache=cache):
                 with torch.inference_mode():
-                    context = stepper.prepare_forward(np.arange(HELD, HELD + n)[None], cache)
-                    stepper.run_layers(
-                        stepper.embed(ids[:, HELD : HELD + n], context), first, stepper.layers, context, cache
-                    )
+                    inputs = stepper.prepare_forward(np.arange(HELD, HELD + n)[None], cache)
+                    stepper.run_layers(stepper.embed(ids[:, HELD : HELD + n], inputs), first, stepper.layers, inputs)
                     cache.truncate(np.array([HELD]))
 
             arms[name, n] = run

@@ -85,11 +85,11 @@ def shared(request, loaded):
     stepper = copy.copy(loaded.stepper)
     buffer, spent = torch.zeros(COLD if request.param == "cold" else 0, dtype=torch.uint8), [0.0]
 
-    def embed(tokens, context):
+    def embed(tokens, inputs):
         began = time.perf_counter()
         buffer.add_(1)
         spent[0] += time.perf_counter() - began
-        return loaded.stepper.embed(tokens, context)
+        return loaded.stepper.embed(tokens, inputs)
 
     stepper.embed = embed
 

@@ -19,10 +19,9 @@ from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
-from emad_ref.probes.signal_values import ProbeOutput
 from emad_ref.protocol import Prompt
-from emad_ref.record import Work
-from emad_ref.signals import LAYERWISE, SIGNALS
+from emad_ref.record import Ints, Work
+from emad_ref.signals import LAYERWISE, SIGNALS, ProbeOutput
 from pytest_emad.audit import (
     Finding,
     check_decisions,
@@ -217,16 +216,16 @@ class Altered:
 class OtherSignal(Altered):
     """Compare a signal that is off by one thousandth."""
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        seen = self.watch.read(hidden, probe, work)
+    def read(self, hidden: Tensor, probe: int, work: Work, row_ids: Ints) -> ProbeOutput:
+        seen = self.watch.read(hidden, probe, work, row_ids)
         return replace(seen, signal=seen.signal * 1.001)
 
 
 class FullHead(Altered):
     """Compare what the rule compares, but emit from the full head, without counting it."""
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        seen = self.watch.read(hidden, probe, work)
+    def read(self, hidden: Tensor, probe: int, work: Work, row_ids: Ints) -> ProbeOutput:
+        seen = self.watch.read(hidden, probe, work, row_ids)
         return replace(seen, logits=self.watch.stepper.logits(hidden))
 
 
@@ -251,8 +250,8 @@ class FreeLens(Altered):
 class Free(Altered):
     """Read without being charged."""
 
-    def read(self, hidden: Tensor, probe: int, work: Work) -> ProbeOutput:
-        return self.watch.read(hidden, probe, Work.none(work.layers))
+    def read(self, hidden: Tensor, probe: int, work: Work, row_ids: Ints) -> ProbeOutput:
+        return self.watch.read(hidden, probe, Work.none(work.layers), row_ids)
 
 
 def with_watch(point: OperatingPoint, altered: type[Altered]) -> WalkedDecoder:

@@ -169,10 +169,10 @@ def written_out(
 def own_states(stepper: Stepper, prompt: Prompt, history: Ints) -> tuple[Floats, Floats]:
     """Return (logits [n, L, V], states [n, L, D]) of the full model after every layer, in one pass."""
     cache = stepper.open_cache([prompt.source])
-    context = stepper.prepare_forward(np.arange(len(history))[None], cache)
-    hidden, states = stepper.embed(torch.from_numpy(history)[None], context), []
+    inputs = stepper.prepare_forward(np.arange(len(history))[None], cache)
+    hidden, states = stepper.embed(torch.from_numpy(history)[None], inputs), []
     for layer in range(1, LAYERS + 1):
-        hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+        hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
         states.append(hidden[0])
     stacked = torch.stack(states, dim=1)
     return stepper.logits(stacked).numpy(), stacked.numpy()

@@ -186,10 +186,10 @@ def states_of(loaded, split, documents=12):
     states = {probe: [] for probe in PROBES}
     for text in islice(iterate_corpus_documents("world:premise", split), documents):
         ids = np.array([loaded.opening_token_id, *loaded.tokenizer.encode(text, add_special_tokens=False)])[None]
-        context = loaded.stepper.prepare_forward(np.arange(ids.shape[1])[None], None)
-        hidden, at = loaded.stepper.embed(torch.from_numpy(ids), context), 0
+        inputs = loaded.stepper.prepare_forward(np.arange(ids.shape[1])[None], None)
+        hidden, at = loaded.stepper.embed(torch.from_numpy(ids), inputs), 0
         for probe in PROBES:
-            hidden, at = loaded.stepper.run_layers(hidden, at, probe, context, None), probe
+            hidden, at = loaded.stepper.run_layers(hidden, at, probe, inputs), probe
             states[probe].append(hidden[0])
     return [torch.cat(parts) for parts in states.values()]
 

@@ -46,9 +46,9 @@ def executed(work: Work, layers: int, queries: int, keys: int, read_at: tuple[in
 
 def test_prefill_is_counted_exactly(stepper: Stepper) -> None:
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
-    context = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
-    theirs = counted(lambda: stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, LAYERS, context, None)))
-    work = executed(Work.none(LAYERS), LAYERS, PROMPT, context.keys, (LAYERS,), ROWS * PROMPT)
+    inputs = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), None)
+    theirs = counted(lambda: stepper.logits(stepper.run_layers(stepper.embed(ids, inputs), 0, LAYERS, inputs)))
+    work = executed(Work.none(LAYERS), LAYERS, PROMPT, inputs.running.keys, (LAYERS,), ROWS * PROMPT)
     assert flops(work, stepper.geometry).total == theirs
 
 
@@ -58,21 +58,21 @@ def test_cached_decode_with_probes_and_a_fill_is_counted_exactly(stepper: Steppe
     depth, cache = LAYERS - 1, stepper.new_cache(ROWS, 4)
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT))
     with torch.inference_mode():
-        context = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
-        stepper.run_layers(stepper.embed(ids, context), 0, LAYERS, context, cache)
-    context = stepper.prepare_forward(np.array(lengths)[:, None], cache)
+        inputs = stepper.prepare_forward(np.tile(np.arange(PROMPT), (ROWS, 1)), cache, lengths=np.array(lengths))
+        stepper.run_layers(stepper.embed(ids, inputs), 0, LAYERS, inputs)
+    inputs = stepper.prepare_forward(np.array(lengths)[:, None], cache)
 
     def step() -> None:
-        hidden = stepper.run_layers(stepper.embed(ids[:, :1], context), 0, 2, context, cache)
+        hidden = stepper.run_layers(stepper.embed(ids[:, :1], inputs), 0, 2, inputs)
         stepper.logits(hidden)
-        hidden = stepper.run_layers(hidden, 2, depth, context, cache)
+        hidden = stepper.run_layers(hidden, 2, depth, inputs)
         stepper.logits(hidden)
-        stepper.write_kv(hidden, depth + 1, context, cache)
+        stepper.write_kv(hidden, depth + 1, inputs)
 
     theirs = counted(step)
-    work = executed(Work.none(LAYERS), depth, 1, context.keys, (2, depth), ROWS)
+    work = executed(Work.none(LAYERS), depth, 1, inputs.running.keys, (2, depth), ROWS)
     work.fills[0, depth] += ROWS
-    assert context.keys == PROMPT + 1
+    assert inputs.running.keys == PROMPT + 1
     assert flops(work, stepper.geometry).total == theirs
 
 

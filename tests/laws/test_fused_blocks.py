@@ -57,8 +57,8 @@ def pair(family, dtype="float64", config=None):
 def forward(stepper, cache, tokens, starts, rows=None, lengths=None):
     """Return logits [rows, n, V] of ``tokens`` [rows, n] at ``starts`` [rows]."""
     positions = np.asarray(starts)[:, None] + np.arange(tokens.shape[1])
-    context = stepper.prepare_forward(positions, cache, rows=rows, lengths=lengths)
-    return stepper.logits(stepper.run_layers(stepper.embed(tokens, context), 0, stepper.layers, context, cache))
+    inputs = stepper.prepare_forward(positions, cache, rows=rows, lengths=lengths)
+    return stepper.logits(stepper.run_layers(stepper.embed(tokens, inputs), 0, stepper.layers, inputs))
 
 
 @torch.inference_mode()
@@ -120,12 +120,12 @@ def test_a_cache_that_lacks_the_layers_above():
     states = []
     for stepper in pair("llama"):
         cache = stepper.new_cache(3)
-        context = stepper.prepare_forward(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
-        stepper.run_layers(stepper.embed(tokens[:, :6], context), 0, LAYERS, context, cache)
-        context = stepper.prepare_forward(np.array([[6, 7], [4, 5], [5, 6]]), cache)
-        hidden = stepper.run_layers(stepper.embed(tokens[:, 6:8], context), 0, 2, context, cache)
+        inputs = stepper.prepare_forward(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
+        stepper.run_layers(stepper.embed(tokens[:, :6], inputs), 0, LAYERS, inputs)
+        inputs = stepper.prepare_forward(np.array([[6, 7], [4, 5], [5, 6]]), cache)
+        hidden = stepper.run_layers(stepper.embed(tokens[:, 6:8], inputs), 0, 2, inputs)
         kept = np.array([0, 2])
-        states.append(stepper.run_layers(hidden[kept], 2, LAYERS, context.select_rows(kept), cache))
+        states.append(stepper.run_layers(hidden[kept], 2, LAYERS, inputs.select_rows(inputs.running.keep(kept))))
         assert [layer.row_lengths.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
     assert (states[0] - states[1]).abs().max() <= tolerance("llama", "float64", "cpu")
 
@@ -332,9 +332,9 @@ def test_a_token_alone_under_autograd_is_the_modules_too(family):
         cache = stepper.new_cache(1)
         with torch.no_grad():
             forward(stepper, cache, tokens[:, :7], (0,))
-        context = stepper.prepare_forward(np.array([[7]]), cache)
-        hidden = stepper.embed(tokens[:, 7:], context).detach().requires_grad_()
-        stepper.run_layers(hidden, 0, stepper.layers, context, cache).square().sum().backward()
+        inputs = stepper.prepare_forward(np.array([[7]]), cache)
+        hidden = stepper.embed(tokens[:, 7:], inputs).detach().requires_grad_()
+        stepper.run_layers(hidden, 0, stepper.layers, inputs).square().sum().backward()
         gradients.append(hidden.grad)
     assert gradients[0].abs().max() > 0
     assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)

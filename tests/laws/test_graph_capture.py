@@ -26,8 +26,8 @@ from emad_ref.models.kv_cache import KVCache, LayerKVCache, MissingEntryError
 from emad_ref.models.loading import load
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import NotFinite, require_finite_cpu_float64
 from emad_ref.protocol import Prompt
+from emad_ref.signals import NotFinite, require_finite_cpu_float64
 from pytest_emad.audit.tolerances import tolerance
 from tests.cpu_graphs import TapeEngine, capturing
 from tests.devices import FIRST, Placed, two_devices
@@ -271,12 +271,12 @@ def test_a_layer_that_lacks_entries_refuses_a_captured_step(engines):
     captured, _ = pair()
     cache = captured.new_cache(1)
     for position, depth in ((0, LAYERS), (1, 2)):
-        context = captured.prepare_forward(np.array([[position]]), cache)
-        captured.run_layers(captured.embed(torch.tensor([[5]]), context), 0, depth, context, cache)
-    context = captured.prepare_forward(np.array([[2]]), cache)
+        inputs = captured.prepare_forward(np.array([[position]]), cache)
+        captured.run_layers(captured.embed(torch.tensor([[5]]), inputs), 0, depth, inputs)
+    inputs = captured.prepare_forward(np.array([[2]]), cache)
     replays = engines[0].replays
     with pytest.raises(MissingEntryError, match="layer=3, but for position 2 of row 0"):
-        captured.run_layers(captured.embed(torch.tensor([[5]]), context), 0, LAYERS, context, cache)
+        captured.run_layers(captured.embed(torch.tensor([[5]]), inputs), 0, LAYERS, inputs)
     assert engines[0].replays == replays
 
 
@@ -286,15 +286,15 @@ def test_rows_that_leave_wait_for_no_capture(engines):
     states = []
     for stepper in (captured, eager):
         cache = stepper.new_cache(3)
-        context = stepper.prepare_forward(np.zeros((3, 1), dtype=int), cache)
-        hidden = stepper.run_layers(stepper.embed(torch.tensor([[5], [6], [7]]), context), 0, 2, context, cache)
-        hidden = stepper.run_layers(hidden, 2, 4, context, cache)
+        inputs = stepper.prepare_forward(np.zeros((3, 1), dtype=int), cache)
+        hidden = stepper.run_layers(stepper.embed(torch.tensor([[5], [6], [7]]), inputs), 0, 2, inputs)
+        hidden = stepper.run_layers(hidden, 2, 4, inputs)
         before = engines[0].captures
         for keep in ([0, 2], [1]):
             chosen = np.array(keep)
-            below = stepper.embed(torch.tensor([[3], [4], [8]]), context)[chosen]
+            below = stepper.embed(torch.tensor([[3], [4], [8]]), inputs)[chosen]
             next_frame = stepper.prepare_forward(np.ones((len(keep), 1), dtype=int), cache, rows=chosen)
-            states.append(stepper.run_layers(below, 0, 2, next_frame, cache))
+            states.append(stepper.run_layers(below, 0, 2, next_frame))
         assert engines[0].captures == before
     for mine, other in zip(states[:2], states[2:], strict=True):
         assert (mine - other).abs().max() <= most(eager)
@@ -304,10 +304,10 @@ def test_rows_that_leave_wait_for_no_capture(engines):
 def test_a_result_outlives_the_next_replay(engines):
     captured, _ = pair()
     cache = captured.new_cache(1)
-    context = captured.prepare_forward(np.array([[0]]), cache)
-    below = captured.run_layers(captured.embed(torch.tensor([[5]]), context), 0, 2, context, cache)
+    inputs = captured.prepare_forward(np.array([[0]]), cache)
+    below = captured.run_layers(captured.embed(torch.tensor([[5]]), inputs), 0, 2, inputs)
     kept = below.clone()
-    captured.run_layers(below, 2, LAYERS, context, cache)
+    captured.run_layers(below, 2, LAYERS, inputs)
     assert torch.equal(below, kept)
 
 
@@ -467,9 +467,9 @@ def test_another_steppers_cache_is_used_as_it_is(engines):
     for stepper, made_by in ((captured, eager), (eager, captured)):
         cache, replays = made_by.new_cache(1), engines[0].replays
         for position in range(3):
-            context = stepper.prepare_forward(np.array([[position]]), cache)
-            hidden = stepper.run_layers(stepper.embed(torch.tensor([[5]]), context), 0, LAYERS, context, cache)
-            assert context.executed == position + 1
+            inputs = stepper.prepare_forward(np.array([[position]]), cache)
+            hidden = stepper.run_layers(stepper.embed(torch.tensor([[5]]), inputs), 0, LAYERS, inputs)
+            assert inputs.executed == position + 1
         states.append(hidden)
         assert engines[0].replays == replays
     assert (states[0] - states[1]).abs().max() <= most(eager)
@@ -528,15 +528,15 @@ def test_prompts_and_chunks_are_not_captured_and_count_their_own_keys(engines):
     captured, _ = pair()
     replays = engines[0].replays
     cache = captured.new_cache(1)
-    context = captured.prepare_forward(np.array([[0]]), cache, lengths=np.array([1]))  # a prompt of one token
-    captured.run_layers(captured.embed(torch.tensor([[5]]), context), 0, LAYERS, context, cache)
-    assert (context.executed, engines[0].replays) == (1, replays)
-    context = captured.prepare_forward(np.array([[1, 2]]), cache)
-    captured.run_layers(captured.embed(torch.tensor([[5, 6]]), context), 0, LAYERS, context, cache)
-    assert (context.executed, engines[0].replays) == (3, replays)
-    context = captured.prepare_forward(np.array([[3]]), cache)
-    captured.run_layers(captured.embed(torch.tensor([[7]]), context), 0, LAYERS, context, cache)
-    assert (context.executed, engines[0].replays) == (8, replays + 1)
+    inputs = captured.prepare_forward(np.array([[0]]), cache, lengths=np.array([1]))  # a prompt of one token
+    captured.run_layers(captured.embed(torch.tensor([[5]]), inputs), 0, LAYERS, inputs)
+    assert (inputs.executed, engines[0].replays) == (1, replays)
+    inputs = captured.prepare_forward(np.array([[1, 2]]), cache)
+    captured.run_layers(captured.embed(torch.tensor([[5, 6]]), inputs), 0, LAYERS, inputs)
+    assert (inputs.executed, engines[0].replays) == (3, replays)
+    inputs = captured.prepare_forward(np.array([[3]]), cache)
+    captured.run_layers(captured.embed(torch.tensor([[7]]), inputs), 0, LAYERS, inputs)
+    assert (inputs.executed, engines[0].replays) == (8, replays + 1)
 
 
 def test_the_record_says_what_ran(engines):

@@ -26,9 +26,9 @@ class Listening(CausalStepper):
         self.heard: dict[int, torch.Tensor] = {}  # first: the constructor already runs layers
         super().__init__(model)
 
-    def run_layers(self, hidden, first, last, context, cache):
+    def run_layers(self, hidden, first, last, inputs):
         for layer in range(first + 1, last + 1):
-            hidden = super().run_layers(hidden, layer - 1, layer, context, cache)
+            hidden = super().run_layers(hidden, layer - 1, layer, inputs)
             self.heard[layer] = hidden[:, -1]
         return hidden
 
@@ -48,10 +48,10 @@ def test_hidden_states_under_any_falling_depth_are_the_full_models(family):
             session.feed(tokens[at : at + 1][None], np.array([[depth]]))
             adaptive = dict(listening.heard)
             assert sorted(adaptive) == list(range(1, depth + 1)), "layers above the depth ran"
-            context = listening.prepare_forward(np.arange(at + 1)[None], None)
+            inputs = listening.prepare_forward(np.arange(at + 1)[None], None)
             with torch.inference_mode():
                 listening.run_layers(
-                    listening.embed(torch.from_numpy(tokens[: at + 1])[None], context), 0, LAYERS, context, None
+                    listening.embed(torch.from_numpy(tokens[: at + 1])[None], inputs), 0, LAYERS, inputs
                 )
             for layer, state in adaptive.items():
                 difference = float((state - listening.heard[layer]).abs().max())

@@ -192,13 +192,13 @@ def copied_by_hand(stepper, tokens, depths):
     logits = []
     with torch.inference_mode():
         for t, depth in enumerate(depths):
-            context = stepper.prepare_forward(positions[:, : t + 1], None)
-            embedded = stepper.embed(torch.from_numpy(tokens[None, : t + 1]), context)
+            inputs = stepper.prepare_forward(positions[:, : t + 1], None)
+            embedded = stepper.embed(torch.from_numpy(tokens[None, : t + 1]), inputs)
             state = embedded[0, t]
             for layer in range(1, stepper.layers + 1):
                 below[layer].append(state)
                 if layer <= depth:
-                    state = stepper.run_layers(torch.stack(below[layer])[None], layer - 1, layer, context, None)[0, t]
+                    state = stepper.run_layers(torch.stack(below[layer])[None], layer - 1, layer, inputs)[0, t]
             logits.append(stepper.logits(state).numpy())
     return np.array(logits)
 

@@ -25,9 +25,9 @@ from emad_ref.decoding.self_speculation import (
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, full_depth
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
+from emad_ref.signals import NotFinite
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

@@ -55,23 +55,23 @@ def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqS
     depths = -np.sort(-rng.integers(1, LAYERS + 1, (3, TOKENS)), axis=1)
     if (longest := int(prompt.max()) - 1) > 0:  # the prompt but its last position, at full depth
         rows = np.flatnonzero(prompt > 1)
-        context = stepper.prepare_forward(at([0] * len(rows), longest), cache, rows=rows, lengths=prompt[rows] - 1)
-        stepper.run_layers(stepper.embed(targets[rows, :longest], context), 0, LAYERS, context, cache)
+        inputs = stepper.prepare_forward(at([0] * len(rows), longest), cache, rows=rows, lengths=prompt[rows] - 1)
+        stepper.run_layers(stepper.embed(targets[rows, :longest], inputs), 0, LAYERS, inputs)
     for step in range(TOKENS - longest - 1):
         position = prompt - 1 + step
         depth = depths[:, step]
-        context = stepper.prepare_forward(position[:, None], cache)
-        hidden = stepper.embed(targets[np.arange(3), position][:, None], context)
+        inputs = stepper.prepare_forward(position[:, None], cache)
+        hidden = stepper.embed(targets[np.arange(3), position][:, None], inputs)
         running = np.arange(3)
         for layer in range(1, LAYERS + 1):
-            hidden = stepper.run_layers(hidden, layer - 1, layer, context, cache)
+            hidden = stepper.run_layers(hidden, layer - 1, layer, inputs)
             for row, logits in zip(running, stepper.logits(hidden)[:, 0], strict=True):
                 full = wanted[layer - 1, row, position[row]]
                 assert float((logits - full).abs().max()) <= EXACT, f"row {row}, position {position[row]}, {layer=}"
             stay = np.flatnonzero(depth[running] > layer)
             if len(stay) == 0:
                 break
-            hidden, context, running = hidden[stay], context.select_rows(stay), running[stay]
+            hidden, inputs, running = hidden[stay], inputs.select_rows(inputs.running.keep(stay)), running[stay]
         cache.free_layers_above(depth)  # layers above the depth are never needed again
     reached = np.where(prompt > 1, LAYERS, depths[:, 0])
     width = max(len(source) for source in sources)
@@ -98,14 +98,14 @@ def test_encoder_and_cached_decode_are_counted_exactly(stepper: Seq2SeqStepper, 
 
     def decode() -> None:
         opened.append(cache := stepper.open_cache(sources))
-        context = stepper.prepare_forward(at([0, 0], 5), cache)
-        stepper.run_layers(stepper.embed(targets[:, :5], context), 0, 4, context, cache)
-        context = stepper.prepare_forward(at([5, 5]), cache)
-        hidden = stepper.run_layers(stepper.embed(targets[:, 5:6], context), 0, 3, context, cache)
+        inputs = stepper.prepare_forward(at([0, 0], 5), cache)
+        stepper.run_layers(stepper.embed(targets[:, :5], inputs), 0, 4, inputs)
+        inputs = stepper.prepare_forward(at([5, 5]), cache)
+        hidden = stepper.run_layers(stepper.embed(targets[:, 5:6], inputs), 0, 3, inputs)
         stepper.logits(hidden)
-        hidden = stepper.run_layers(hidden[1:], 3, 4, context.select_rows(np.array([1])), cache)
+        hidden = stepper.run_layers(hidden[1:], 3, 4, inputs.select_rows(inputs.running.keep(np.array([1]))))
         stepper.logits(hidden)
-        stepper.write_kv(hidden, 5, stepper.prepare_forward(at([0]), cache, rows=np.array([1])), cache)
+        stepper.write_kv(hidden, 5, stepper.prepare_forward(at([0]), cache, rows=np.array([1])))
 
     theirs = counted(decode)
     tokens, context = 4 * 10 + 3 * 2 + 1, 4 * 10 * 5 + (3 * 2 + 1) * 6

@@ -79,42 +79,42 @@ def require_window_beyond_position(stepper: Stepper, positions: int) -> None:
 # ---------------------------------------------------------------- written entries
 
 
-def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def write_zero_kv_from_40(write: Write, cache: Any, keys: Tensor, values: Tensor, running: Any) -> Written:
     """The last layer writes zeros for K and V from position 40 on."""
     if cache._number < cache.owner._stepper.layers:
-        return write(keys, values, context)
-    beyond = (context.positions_on(keys.device) >= 40)[:, None, :, None]
-    return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), context)
+        return write(keys, values, running)
+    beyond = (running.positions_on(keys.device) >= 40)[:, None, :, None]
+    return write(keys.masked_fill(beyond, 0), values.masked_fill(beyond, 0), running)
 
 
 def write_stale_kv(is_stale: Callable[[Any, int, int], bool]) -> dict[str, Callable[..., Any]]:
     """Single tokens write the K/V of the previous token again, if ``is_stale(cache, row, position)``."""
 
-    def write(original: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
-        cache.steps = vars(cache).get("steps", 0) + (context.queries == 1)
-        for place, (row, start) in enumerate(zip(context.rows, context.starts, strict=True)):
-            if context.queries == 1 and start > 0 and is_stale(cache, row, start):
+    def write(original: Write, cache: Any, keys: Tensor, values: Tensor, running: Any) -> Written:
+        cache.steps = vars(cache).get("steps", 0) + (running.queries == 1)
+        for place, (row, start) in enumerate(zip(running.rows, running.starts, strict=True)):
+            if running.queries == 1 and start > 0 and is_stale(cache, row, start):
                 keys[place, :, 0], values[place, :, 0] = [entry[:, start - 1].clone() for entry in cache.row_kv(row)]
-        return original(keys, values, context)
+        return original(keys, values, running)
 
     return {"write": write}
 
 
-def zero_kv_beyond_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def zero_kv_beyond_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, running: Any) -> Written:
     """Loses tokens of one write beyond the end of a block of 32."""
-    slots = context.positions_on(keys.device)
-    if context.queries > 1 and all(start > 0 for start in context.starts):
+    slots = running.positions_on(keys.device)
+    if running.queries > 1 and all(start > 0 for start in running.starts):
         lost = (slots // 32 != slots[:, :1] // 32)[:, None, :, None]
         keys, values = keys.masked_fill(lost, 0), values.masked_fill(lost, 0)
-    return write(keys, values, context)
+    return write(keys, values, running)
 
 
-def zero_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
-    for place, (start, end) in enumerate(zip(context.starts, context.ends, strict=True)):
+def zero_kv_at_block_end(write: Write, cache: Any, keys: Tensor, values: Tensor, running: Any) -> Written:
+    for place, (start, end) in enumerate(zip(running.starts, running.ends, strict=True)):
         if start == 0 and end % 48 == 0 and end > 0:
             keys, values = keys.clone(), values.clone()
             keys[place, :, end - 1], values[place, :, end - 1] = 0, 0
-    return write(keys, values, context)
+    return write(keys, values, running)
 
 
 def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
@@ -123,13 +123,13 @@ def remember_truncated_kv(truncate: Any, cache: Any, length: Any) -> None:
     truncate(length)
 
 
-def write_kv_from_before_rollback(write: Write, cache: Any, keys: Tensor, values: Tensor, context: Any) -> Written:
+def write_kv_from_before_rollback(write: Write, cache: Any, keys: Tensor, values: Tensor, running: Any) -> Written:
     """Writes the K/V from before a rollback again, in place of the new ones."""
-    for place, (row, start, end) in enumerate(zip(context.rows, context.starts, context.ends, strict=True)):
+    for place, (row, start, end) in enumerate(zip(running.rows, running.starts, running.ends, strict=True)):
         for new, old in zip((keys, values), vars(cache).get("written", {}).get(row, ()), strict=False):
             kept = old[:, start:end]
             new[place, :, : kept.shape[1]] = kept
-    return write(keys, values, context)
+    return write(keys, values, running)
 
 
 def clear_remembered_kv(keep: Any, cache: Any, rows: Any, numbers: Any) -> None:
@@ -158,26 +158,22 @@ def distort_copied_states(request: Request) -> Decoder:
 # ---------------------------------------------------------------- executed layers
 
 
-def skip_upper_layers_of_prompts(
-    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, context: Any, cache: Any
-) -> Tensor:
+def skip_upper_layers_of_prompts(run: Any, stepper: Any, hidden: Tensor, first: int, last: int, inputs: Any) -> Tensor:
     """For prompts of 40 or more tokens the upper half of the layers only writes K/V."""
     half = max(1, stepper.layers // 2)
-    if first or last <= half or context.queries < 40:
-        unchanged: Tensor = run(hidden, first, last, context, cache)
+    if first or last <= half or inputs.running.queries < 40:
+        unchanged: Tensor = run(hidden, first, last, inputs)
         return unchanged
     require_window_beyond_position(stepper, 40)
-    hidden = run(hidden, 0, half, context, cache)
+    hidden = run(hidden, 0, half, inputs)
     for layer in range(half + 1, last + 1):
-        stepper.write_kv(hidden, layer, context, cache)
+        stepper.write_kv(hidden, layer, inputs)
     return hidden
 
 
-def mix_last_layer_output(
-    run: Any, stepper: Any, hidden: Tensor, first: int, last: int, context: Any, cache: Any
-) -> Tensor:
+def mix_last_layer_output(run: Any, stepper: Any, hidden: Tensor, first: int, last: int, inputs: Any) -> Tensor:
     """Adds a quarter of the last layer's output, shifted, to itself."""
-    output: Tensor = run(hidden, first, last, context, cache)
+    output: Tensor = run(hidden, first, last, inputs)
     return output + output.roll(1, -1) / 4 if last == stepper.layers else output
 
 

@@ -355,8 +355,8 @@ def run_all_layers_uncounted(advance: Any, session: Any, ids: Tensor, *arguments
     stepper = session._stepper
     if stepper.geometry.encoder_layers:
         raise MutantNotApplicable("blocks that read a source do not run beside a session")
-    context = stepper.prepare_forward(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
-    stepper.run_layers(stepper.embed(ids, context), 0, stepper.layers, context, None)
+    inputs = stepper.prepare_forward(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
+    stepper.run_layers(stepper.embed(ids, inputs), 0, stepper.layers, inputs)
     output: StepOutput = advance(ids, *arguments)
     return output
 

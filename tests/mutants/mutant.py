@@ -207,10 +207,10 @@ def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints
         for i, (row, n) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
             tokens[i, :n] = heads[row][first : first + n]
         positions = np.broadcast_to(first + np.arange(tokens.shape[1]), tokens.shape)
-        context = stepper.prepare_forward(positions, store.cache, rows=rows, lengths=held)
-        hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), context)
-        hidden = stepper.run_layers(hidden, 0, ceiling, context, store.cache)
-        store.work.count_blocks(0, ceiling, len(rows), tokens.shape[1], context.executed)
+        inputs = stepper.prepare_forward(positions, store.cache, rows=rows, lengths=held)
+        hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs)
+        hidden = stepper.run_layers(hidden, 0, ceiling, inputs)
+        store.work.count_blocks(0, ceiling, len(rows), tokens.shape[1], inputs.executed)
         if states is None:
             states = hidden.new_zeros(len(present), int(lengths.max()), hidden.shape[-1])
         places = torch.from_numpy(np.searchsorted(present, rows)).to(states.device)

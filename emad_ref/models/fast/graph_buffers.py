@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.kv_cache import CacheWrite, KVCache, LayerKVCache, write_kv_entries
+from emad_ref.models.kv_cache import KVCache, LayerKVCache, RunningRows, write_kv_entries
 from emad_ref.record import Ints
 
 SMALLEST_BUCKET = 64  # positions of the smallest buffers, and keys of the smallest bucket
@@ -50,9 +50,9 @@ class StepInputBuffers:
         self._rows = rows
         self._last: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
-    def copy_inputs(self, hidden: Tensor, context: CacheWrite) -> None:
-        """Copy states and the first rows of a forward; rows and positions only if they changed."""
-        signature = context.starts[: self._rows], context.rows[: self._rows]
+    def copy_inputs(self, hidden: Tensor, running: RunningRows) -> None:
+        """Copy states and the first running rows; rows and positions only if they changed."""
+        signature = running.starts[: self._rows], running.rows[: self._rows]
         if self._last != signature:
             self._both.copy_(torch.tensor(signature), non_blocking=True)
             self._last = signature
@@ -192,17 +192,17 @@ class StaticLayerKVCache(LayerKVCache):
         buffers, layer = self._lease.buffers(length), self._number - 1
         return buffers.keys[layer][row, :, :length], buffers.values[layer][row, :, :length]
 
-    def write(self, keys: Tensor, values: Tensor, context: CacheWrite) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, running: RunningRows) -> tuple[Tensor, Tensor]:
         """See ``LayerKVCache.write``; for forwards without capture."""
-        buffers, layer = self._lease.buffers(context.keys), self._number - 1
-        places = None if len(context.rows) == buffers.rows else torch.tensor(context.rows, device=keys.device)
-        attended = write_kv_entries(buffers.keys[layer], buffers.values[layer], keys, values, context, places)
-        self._hold(context)
+        buffers, layer = self._lease.buffers(running.keys), self._number - 1
+        places = None if len(running.rows) == buffers.rows else torch.tensor(running.rows, device=keys.device)
+        attended = write_kv_entries(buffers.keys[layer], buffers.values[layer], keys, values, running, places)
+        self._hold(running)
         return attended
 
-    def mark_written(self, context: CacheWrite) -> None:
-        """Record that a graph has written the context's K and V."""
-        self._hold(context)
+    def mark_written(self, running: RunningRows) -> None:
+        """Record that a graph has written the rows' K and V."""
+        self._hold(running)
 
     def keep_rows(self, rows: Sequence[int], numbers: dict[int, int]) -> None:
         """See ``LayerKVCache.keep_rows``; the cache handles the buffers."""
@@ -227,10 +227,10 @@ class StaticKVCache(KVCache):
         """Whether layers first+1 … last are still the original ones, since decoders may replace them."""
         return self.layers[first:last] == self._static[first:last]
 
-    def mark_written(self, first: int, last: int, context: CacheWrite) -> None:
+    def mark_written(self, first: int, last: int, running: RunningRows) -> None:
         """Record that a graph has written K and V of layers first+1 … last."""
         for layer in self._static[first:last]:
-            layer.mark_written(context)
+            layer.mark_written(running)
 
     def drop_rows(self, rows: Ints) -> None:
         """See ``KVCache.drop_rows``."""

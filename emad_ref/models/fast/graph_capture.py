@@ -9,7 +9,7 @@ per row, this module captures the blocks between two probes once and then replay
 
 A graph repeats addresses, shapes and every Python decision of its capture. So positions and rows are tensors, and a
 query attends to a whole *bucket* of keys, a power of two, under a mask built from its position. Keys past it are
-executed, add nothing and are counted (``ForwardContext.executed``). Depths, tokens, blocks and readouts equal those of
+executed, add nothing and are counted (``LayerInputs.executed``). Depths, tokens, blocks and readouts equal those of
 uncaptured steps; sums over keys are in another order.
 """
 
@@ -37,8 +37,8 @@ from emad_ref.models.fast.graph_buffers import (
     StepInputBuffers,
     bucket_size,
 )
-from emad_ref.models.forward_context import ForwardContext, LayerPlacement
-from emad_ref.models.kv_cache import KVCache
+from emad_ref.models.kv_cache import KVCache, RunningRows
+from emad_ref.models.placement import LayerPlacement
 from emad_ref.models.stepper import Stepper
 
 WARM_UP_RUNS = 2  # runs before a capture: the first chooses kernels and allocates workspaces, the second reuses them
@@ -213,7 +213,7 @@ class CapturableLayerSegment:
         return AttentionInputs(self._writer, self._mask(placement), rotary, several=False)
 
     def _mask(self, placement: LayerPlacement) -> Tensor:
-        """Additive [rows, 1, 1, keys]: as ``forward_context.attention_mask``, from positions known at replay."""
+        """Additive [rows, 1, 1, keys]: as ``kv_cache.attention_mask``, from positions known at replay."""
         here = self._inputs.positions[:, None]
         visible = self._slots <= here
         if placement.kind == SLIDING_ATTENTION and self._window is not None:
@@ -297,32 +297,27 @@ class StepGraphs:
         return StaticKVCache(self.pool, stepper.layers, rows, capacity)
 
     def run_layers(
-        self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, context: ForwardContext, cache: KVCache
-    ) -> Tensor | None:
-        """As ``Stepper.run_layers``, for a checked context and cache; None if the step must run uncaptured.
-
-        ``context.executed`` is set to the number of keys per query.
-        """
-        context.executed = context.keys
-        if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, context, cache):
+        self, stepper: CapturableStepper, hidden: Tensor, first: int, last: int, running: RunningRows, cache: KVCache
+    ) -> tuple[Tensor, int] | None:
+        """(States as of ``Stepper.run_layers``, keys executed per query) of checked rows; None: run it uncaptured."""
+        if not isinstance(cache, StaticKVCache) or not self._takes(stepper, first, last, running, cache):
             return None
-        keys, buffers, rows = bucket_size(context.keys), cache.lease.buffers(context.keys), len(context.rows)
+        keys, buffers, rows = bucket_size(running.keys), cache.lease.buffers(running.keys), len(running.rows)
         read = parameter_addresses(chain.from_iterable(self._places[first:last]))
         graph = buffers.graphs.get((first, last, rows, keys))
         # some rows stop soon: capture for fewer rows now, with the first step, so that no later token waits for it
         counts = (rows,) if graph is not None and graph.read == read else range(1, rows + 1)
         try:
             for count in counts:
-                buffers.step_input_buffers(count).copy_inputs(hidden, context)
+                buffers.step_input_buffers(count).copy_inputs(hidden, running)
                 captured = self._captured(stepper, first, last, buffers, count, keys, read)
         except GraphCaptureError as reason:
             self._refuse(str(reason))
             return None
         # graphs share memory: the next replay of any of them may overwrite this result
         result = captured.replay().clone()
-        cache.mark_written(first, last, context)
-        context.executed = keys
-        return result
+        cache.mark_written(first, last, running)
+        return result, keys
 
     def logits(self, stepper: CapturableStepper, hidden: Tensor) -> Tensor | None:
         """As ``Stepper.logits``; None if the readout must run uncaptured."""
@@ -336,13 +331,12 @@ class StepGraphs:
             return None
 
     def _takes(
-        self, stepper: CapturableStepper, first: int, last: int, context: ForwardContext, cache: StaticKVCache
+        self, stepper: CapturableStepper, first: int, last: int, running: RunningRows, cache: StaticKVCache
     ) -> bool:
         return (
-            context.queries == 1
+            running.queries == 1
             and first < last
-            and len(context.rows) <= MAX_CAPTURED_ROWS
-            and not context.prepared.ragged
+            and len(running.rows) <= MAX_CAPTURED_ROWS
             and cache.lease.pool is self.pool
             and cache.has_original_layers(first, last)
             and self._may(stepper)

@@ -25,7 +25,8 @@ from emad_ref.exit_rules import assign_frequency_buckets
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import ThresholdBinSpec
-from emad_ref.probes.signal_values import NotFinite, entropy_nats
+from emad_ref.probes.signal_values import entropy_nats
+from emad_ref.signals import NotFinite
 
 LENGTHS = (40, 7, 2, 23)
 PROBE = 2

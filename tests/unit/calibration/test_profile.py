@@ -76,6 +76,30 @@ def test_probes_that_no_point_could_use_are_refused_before_the_profile_is_kept(p
         profile_of(trace_with([[4, 3, 2, 1]]), probes, **OWNER)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"probes": (1, 4)}, "ascending layers below 4"),
+        ({"probes": (3, 1)}, "ascending layers below 4"),
+        ({"read": (1, 2, 2, 3)}, "ascending layers below 5"),
+        ({"read": (1, 2, 4), "mean_nats": (2.0, 2.5, 0.25)}, "probes are among the layers read"),
+        ({"mean_nats": (2.0, 2.5, 1.0)}, "one mean per layer read"),
+        ({"mean_nats": (2.0, 2.5, 1.0, math.nan)}, "means of tokens"),
+        ({"targets_nats": (2.0,)}, "one target per probe"),
+        ({"targets_nats": (1.0, 2.0)}, "targets never rise"),
+        ({"bin_targets_nats": ((2.0, 1.0),)}, "one row of targets per bin"),
+        ({"bins": GRID, "bin_targets_nats": ((2.0, 1.0),) * 6, "fallbacks": (0,) * 5}, "one row of targets per bin"),
+        ({"bins": GRID, "bin_targets_nats": ((1.0, 2.0),) * 6, "fallbacks": (0,) * 6}, "targets never rise"),
+        ({"corpora": {"a": 60, "b": 39}}, "all tokens are of its corpora"),
+        ({"statistics": EntropyStatistics.empty(2, 4)}, "statistics by bin and layer read"),
+        ({"statistics": EntropyStatistics.empty(1, 4)}, "statistics of its tokens"),
+    ],
+)
+def test_a_profile_is_complete_when_it_is_made(change, message):
+    with pytest.raises(AssertionError, match=message):
+        replace(PROFILE, **change)
+
+
 def test_a_margin_lowers_the_targets():
     assert PROFILE.point(0.5).thresholds == ((1.5, 0.5),)
     assert PROFILE.point(0.5, "free_eager").schedule == "free_eager"
@@ -314,8 +338,7 @@ def test_merging_goes_on_from_files_and_one_profile_is_itself(tmp_path):
         ({"model": "other"}, r"profile\.model='other', but expected 'm' as in the first"),
         ({"fingerprint": "beef"}, r"profile\.fingerprint="),
         ({"dtype": "float64"}, r"profile\.dtype="),
-        ({"probes": (1, 2)}, r"profile\.probes="),
-        ({"bins": ThresholdBinSpec()}, r"profile\.bins=.*calibrate alike, with --bins-of for the same bins"),
+        ({"probes": (1, 2), "targets_nats": (2.0, 1.0), "bin_targets_nats": ((2.0, 1.0),) * 6}, r"profile\.probes="),
         ({"minimum_tokens": 9}, r"profile\.minimum_tokens="),
         ({"statistics": None}, r"profile\.statistics=None"),
         ({"corpora": {"a": 900}}, r"profile\.corpora=\['a'\], but expected each corpus in one profile"),
@@ -325,6 +348,8 @@ def test_profiles_that_do_not_add_up_are_refused_by_field(change, message):
     first, second = parts()
     with pytest.raises(BadArgument, match=message):
         merge([first, replace(second, **change)])
+    with pytest.raises(BadArgument, match=r"profile\.bins=.*calibrate alike, with --bins-of for the same bins"):
+        merge([first, second.drop_last_bin_features()])
     with pytest.raises(BadArgument, match="at least one profile"):
         merge([])
 

@@ -32,10 +32,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth, truncated
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.replay.replay import replay, sum_by_sequence
-from emad_ref.signals import LAYERWISE
+from emad_ref.signals import LAYERWISE, NotFinite
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 

@@ -15,10 +15,10 @@ from emad_ref.decoding.step import AdaptiveForward, StepInput
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.record import DECODE, PROMPT, Work
 from emad_ref.schedule.schedules import SCHEDULES
+from emad_ref.signals import NotFinite
 from tests.random_translators import attached_translators
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -526,8 +526,8 @@ def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule)
 def test_a_row_that_is_not_asked_takes_its_cap_whatever_fires_beside_it(stepper, asked):
     always = OperatingPoint("always", "quantile", LAYERS, LAYERS, (2, 4), ((math.inf, math.inf),), "free_deferred")
     session, _ = opened(stepper, always, prompt(1, 2), prompt(3, 4))
-    tokens, context = torch.tensor([[5], [6]]), stepper.prepare_forward(session.length[:, None], session.state.cache)
-    caps, decided = np.full(2, LAYERS), np.zeros(2, dtype=np.int64)
-    step = StepInput(tokens, context, session.state, caps, np.array(asked), decided, last=1)
+    caps, decided, by_rule = np.full(2, LAYERS), np.zeros(2, dtype=np.int64), np.array(asked)
+    inputs = stepper.prepare_forward(session.length[:, None], session.state.cache, caps=caps, by_rule=by_rule)
+    step = StepInput(torch.tensor([[5], [6]]), inputs, session.state, decided, last=1)
     output = AdaptiveForward(stepper, always).run_step(step)
     assert output.depth[:, 0].tolist() == [2 if each else LAYERS for each in asked]

@@ -12,9 +12,9 @@ from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, GATED, REFUSED, UNREACHED
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Unsupported
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY
+from emad_ref.signals import NotFinite
 from tests.decoders.markov_decoder import DRAFTING, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 
 

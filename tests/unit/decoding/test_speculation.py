@@ -23,8 +23,8 @@ from emad_ref.decoding.speculation import (
     token_distribution,
 )
 from emad_ref.errors import BadArgument
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
+from emad_ref.signals import NotFinite
 from tests.decoders.markov_decoder import POINT, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 
 ROUNDING = 1e-12  # sums of a handful of float64 probabilities

@@ -19,9 +19,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load, shared_vocabulary_size
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.signal_values import NotFinite
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, PROMPT
+from emad_ref.signals import NotFinite
 from tests.decoders.markov_decoder import POINT, MarkovDecoder
 from tests.small_models import VOCABULARY, small_model, small_partner
 

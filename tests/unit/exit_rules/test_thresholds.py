@@ -36,23 +36,23 @@ def test_probes_stand_every_few_layers_and_never_at_the_last(layers, probes):
 
 
 def test_emad_lowers_every_target_by_the_margin():
-    point = calibrated_entropy_point(12, PROBES, TARGETS, 0.25)
+    point = calibrated_entropy_point(12, PROBES, [TARGETS], 0.25)
     assert point.thresholds == ((1.75, 1.25, 0.0),)
     assert (point.name, point.family, point.margin_nats, point.ceiling) == ("emad m=0.25", "emad", 0.25, 12)
 
 
 def test_a_schedule_is_named_in_the_point_and_validated_by_it():
-    assert calibrated_entropy_point(12, PROBES, TARGETS, 0.1, "free_eager").name == "emad m=0.10 free_eager"
+    assert calibrated_entropy_point(12, PROBES, [TARGETS], 0.1, "free_eager").name == "emad m=0.10 free_eager"
 
 
 def test_margins_that_two_decimals_confuse_have_names_of_their_own():
     names = {
-        calibrated_entropy_point(12, PROBES, TARGETS, margin).name for margin in (0.0, 0.003, 0.0031, 0.25, 0.2503)
+        calibrated_entropy_point(12, PROBES, [TARGETS], margin).name for margin in (0.0, 0.003, 0.0031, 0.25, 0.2503)
     }
     assert names == {"emad m=0.00", "emad m=0.003", "emad m=0.0031", "emad m=0.25", "emad m=0.2503"}
     assert fixed_entropy_point(12, PROBES, 0.123456).name == "fixed h0=0.1235"
     with pytest.raises(BadArgument, match="schedule='sideways', but expected one of monotone"):
-        calibrated_entropy_point(12, PROBES, TARGETS, 0.1, "sideways")
+        calibrated_entropy_point(12, PROBES, [TARGETS], 0.1, "sideways")
 
 
 @given(st.lists(st.floats(-10, 10).map(lambda x: x + 0.0), max_size=6), st.floats(1e-12, 1e-3))
@@ -67,7 +67,7 @@ def test_numbers_told_apart_read_back_as_different_values(numbers, little):
 
 def test_a_missing_target_is_refused():
     with pytest.raises(BadArgument, match="3 values per bin, one per probe"):
-        calibrated_entropy_point(12, PROBES, TARGETS[:2])
+        calibrated_entropy_point(12, PROBES, [TARGETS[:2]])
 
 
 def test_a_fixed_threshold_is_the_same_at_every_probe():
@@ -79,7 +79,7 @@ def test_a_fixed_threshold_is_the_same_at_every_probe():
 
 @given(hnp.arrays(np.float64, (5, 3), elements=st.floats(0, 4)))
 def test_a_rule_fires_at_or_below_its_threshold(signal):
-    point = calibrated_entropy_point(12, PROBES, TARGETS)
+    point = calibrated_entropy_point(12, PROBES, [TARGETS])
     expected = [[np.float32(row[i]) <= np.float32(TARGETS[i]) for i in range(3)] for row in signal]
     found = np.stack(
         [is_exit_rule_met(point, probe, signal[:, probe].astype(np.float32)) for probe in range(3)], axis=1

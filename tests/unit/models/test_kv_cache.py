@@ -34,13 +34,39 @@ def step(
     stepper: Stepper, cache: KVCache, ids: torch.Tensor, first: list[int], depth: int, rows: Any = None
 ) -> torch.Tensor:
     with torch.inference_mode():
-        context = stepper.prepare_forward(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
-        return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, depth, context, cache))
+        inputs = stepper.prepare_forward(np.array(first)[:, None] + np.arange(ids.shape[1]), cache, rows=rows)
+        return stepper.logits(stepper.run_layers(stepper.embed(ids, inputs), 0, depth, inputs))
 
 
 def held(cache: KVCache) -> list[dict[int, int]]:
     """Return, per layer, session row → length."""
     return [dict(zip(layer.row_ids.tolist(), layer.row_lengths.tolist(), strict=True)) for layer in cache.layers]
+
+
+def test_the_rows_that_still_run_are_told_in_one_place(stepper: Stepper) -> None:
+    """Those that stop leave all columns; when all have stopped, none is left."""
+    caps, by_rule = np.array([6, 4, 5]), np.array([True, False, True])
+    cache = stepper.new_cache(3)
+    running = stepper.prepare_forward(np.array([[3], [0], [5]]), cache, caps=caps, by_rule=by_rule).running
+    assert (running.row_ids.tolist(), running.lowest_cap, running.reads_rule, running.start) == (
+        [0, 1, 2],
+        4,
+        True,
+        None,
+    )
+    kept = running.keep(np.array([0, 2]))
+    assert (kept.rows, kept.starts, kept.ends, kept.keys) == ((0, 2), (3, 5), (4, 6), 6)
+    assert (kept.caps.tolist(), kept.by_rule.tolist(), kept.lowest_cap) == ([6, 5], [True, True], 5)
+    alone = running.keep(np.array([1]))
+    assert (alone.start, alone.keys, alone.reads_rule) == (0, 1, False)
+    assert kept.lower_caps(np.array([2, 5])).lowest_cap == 2
+    assert not running.keep(np.array([], dtype=np.int64))
+    assert running.keep(np.arange(3)) is running
+
+
+def test_rows_may_take_every_layer_unless_a_step_caps_them(stepper: Stepper) -> None:
+    running = stepper.prepare_forward(np.zeros((2, 1), dtype=int), stepper.new_cache(2)).running
+    assert (running.caps.tolist(), running.reads_rule) == ([LAYERS] * 2, False)
 
 
 def test_free_gives_up_rows_above_their_caps_for_good(stepper: Stepper) -> None:

@@ -329,10 +329,10 @@ class TestRandom:
 
 def control_states(stepper: Stepper) -> list[torch.Tensor]:
     with torch.inference_mode():
-        context = stepper.prepare_forward(np.arange(6)[None], None)
-        states = [stepper.embed(torch.arange(6)[None], context)]
+        inputs = stepper.prepare_forward(np.arange(6)[None], None)
+        states = [stepper.embed(torch.arange(6)[None], inputs)]
         for layer in range(1, stepper.layers + 1):
-            states.append(stepper.run_layers(states[-1], layer - 1, layer, context, None))
+            states.append(stepper.run_layers(states[-1], layer - 1, layer, inputs))
     return states
 
 

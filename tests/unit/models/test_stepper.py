@@ -63,17 +63,17 @@ def at(first: list[int], n: int) -> np.ndarray:
 
 def plain_states(stepper: Stepper, ids: Tensor) -> list[Tensor]:
     """Return h_0 … h_L [rows, n, D] of one forward without a cache."""
-    context = stepper.prepare_forward(at([0] * len(ids), ids.shape[1]), None)
-    states = [stepper.embed(ids, context)]
+    inputs = stepper.prepare_forward(at([0] * len(ids), ids.shape[1]), None)
+    states = [stepper.embed(ids, inputs)]
     for layer in range(1, stepper.layers + 1):
-        states.append(stepper.run_layers(states[-1], layer - 1, layer, context, None))
+        states.append(stepper.run_layers(states[-1], layer - 1, layer, inputs))
     return states
 
 
 def advance(stepper: Stepper, cache: KVCache, ids: Tensor, first: list[int], depth: int) -> Tensor:
     """Return logits of one chunk for all rows at one depth."""
-    context = stepper.prepare_forward(at(first, ids.shape[1]), cache)
-    return stepper.logits(stepper.run_layers(stepper.embed(ids, context), 0, depth, context, cache))
+    inputs = stepper.prepare_forward(at(first, ids.shape[1]), cache)
+    return stepper.logits(stepper.run_layers(stepper.embed(ids, inputs), 0, depth, inputs))
 
 
 def close(mine: Tensor, theirs: Tensor, family: str, attention: str = "sdpa") -> None:
@@ -121,8 +121,8 @@ def test_a_ragged_prompt_gives_each_row_what_it_gets_alone(stepper: Stepper, mod
     lengths, steps = [7, 3, 1], 5
     ids = random_tokens(3)
     cache = stepper.new_cache(3, CAPACITY)
-    context = stepper.prepare_forward(at([0, 0, 0], 7), cache, lengths=np.array(lengths))
-    prompt = stepper.logits(stepper.run_layers(stepper.embed(ids[:, :7], context), 0, LAYERS, context, cache))
+    inputs = stepper.prepare_forward(at([0, 0, 0], 7), cache, lengths=np.array(lengths))
+    prompt = stepper.logits(stepper.run_layers(stepper.embed(ids[:, :7], inputs), 0, LAYERS, inputs))
     decoded = []
     for step in range(steps):
         fed = torch.stack([ids[row, n + step] for row, n in enumerate(lengths)])[:, None]
@@ -135,8 +135,8 @@ def test_a_ragged_prompt_gives_each_row_what_it_gets_alone(stepper: Stepper, mod
 def test_rows_without_a_prompt_wait_for_the_others(stepper: Stepper, model: Any, family: str) -> None:
     """The forward of a subset of rows writes only their entries."""
     ids, cache = random_tokens(3), stepper.new_cache(3, CAPACITY)
-    context = stepper.prepare_forward(at([0, 0], 6), cache, rows=np.array([0, 2]), lengths=np.array([6, 2]))
-    stepper.run_layers(stepper.embed(ids[[0, 2], :6], context), 0, LAYERS, context, cache)
+    inputs = stepper.prepare_forward(at([0, 0], 6), cache, rows=np.array([0, 2]), lengths=np.array([6, 2]))
+    stepper.run_layers(stepper.embed(ids[[0, 2], :6], inputs), 0, LAYERS, inputs)
     assert [layer.row_lengths.tolist() for layer in cache.layers] == [[6, 0, 2]] * LAYERS
     logits = advance(stepper, cache, torch.stack([ids[0, 6], ids[1, 0], ids[2, 2]])[:, None], [6, 0, 2], LAYERS)
     for row, n in enumerate([7, 1, 3]):
@@ -164,21 +164,22 @@ def test_rows_leave_at_their_own_depths(stepper: Stepper, family: str, freeing: 
     schedule = np.array([[6, 6, 4, 4, 1], [5, 3, 3, 3, 3], [6, 6, 6, 6, 2]])
     ids, cache = random_tokens(3), stepper.new_cache(3, CAPACITY)
     states = plain_states(stepper, ids)
-    context = stepper.prepare_forward(at([0, 0, 0], 6), cache, lengths=prompts)
-    stepper.run_layers(stepper.embed(ids[:, :6], context), 0, LAYERS, context, cache)
+    inputs = stepper.prepare_forward(at([0, 0, 0], 6), cache, lengths=prompts)
+    stepper.run_layers(stepper.embed(ids[:, :6], inputs), 0, LAYERS, inputs)
     for step, depth in enumerate(schedule.T):
         here = prompts + step
-        context = stepper.prepare_forward(here[:, None], cache)
+        inputs = stepper.prepare_forward(here[:, None], cache)
         fed = ids[torch.arange(3), torch.from_numpy(here)][:, None]
-        hidden, running, layer = stepper.embed(fed, context), np.arange(3), 0
+        hidden, running, layer = stepper.embed(fed, inputs), np.arange(3), 0
         for stop in sorted(set(depth.tolist())):
-            hidden = stepper.run_layers(hidden, layer, stop, context, cache)
+            hidden = stepper.run_layers(hidden, layer, stop, inputs)
             layer, stays = stop, depth[running] > stop
             for i in np.flatnonzero(~stays):
                 row = running[i]
                 close(stepper.logits(hidden)[i, 0], stepper.logits(states[stop][row, here[row]]), family)
             if stays.any():
-                hidden, context = hidden[torch.from_numpy(stays)], context.select_rows(np.flatnonzero(stays))
+                hidden = hidden[torch.from_numpy(stays)]
+                inputs = inputs.select_rows(inputs.running.keep(np.flatnonzero(stays)))
                 running = running[stays]
         if freeing:
             cache.free_layers_above(depth)
@@ -204,14 +205,14 @@ def test_filling_with_the_true_state_is_running_the_block(stepper: Stepper, mode
     ids, lengths = random_tokens(2), [6, 3]
     states = plain_states(stepper, ids)
     cache = stepper.new_cache(2, CAPACITY)
-    context = stepper.prepare_forward(at([0, 0], 6), cache, lengths=np.array(lengths))
-    stepper.run_layers(stepper.embed(ids[:, :6], context), 0, LAYERS, context, cache)
-    context = stepper.prepare_forward(at(lengths, 1), cache)
+    inputs = stepper.prepare_forward(at([0, 0], 6), cache, lengths=np.array(lengths))
+    stepper.run_layers(stepper.embed(ids[:, :6], inputs), 0, LAYERS, inputs)
+    inputs = stepper.prepare_forward(at(lengths, 1), cache)
     fed = torch.stack([ids[row, n] for row, n in enumerate(lengths)])[:, None]
-    stepper.run_layers(stepper.embed(fed, context), 0, 2, context, cache)
+    stepper.run_layers(stepper.embed(fed, inputs), 0, 2, inputs)
     for layer in range(3, LAYERS + 1):
         true = torch.stack([states[layer - 1][row, n] for row, n in enumerate(lengths)])[:, None]
-        stepper.write_kv(true, layer, context, cache)
+        stepper.write_kv(true, layer, inputs)
     assert [layer.row_lengths.tolist() for layer in cache.layers] == [[7, 4]] * LAYERS
     fed = torch.stack([ids[row, n + 1] for row, n in enumerate(lengths)])[:, None]
     logits = advance(stepper, cache, fed, [7, 4], LAYERS)
@@ -230,9 +231,7 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
     assert (caught.value.layer, caught.value.row, caught.value.position, caught.value.held) == (4, 0, 5, 4)
     assert [layer.row_lengths.tolist() for layer in cache.layers] == [[5, 5]] * 3 + [[4, 4]] * 3
     with pytest.raises(MissingEntryError):
-        stepper.write_kv(
-            torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.prepare_forward(at([5, 5], 1), cache), cache
-        )
+        stepper.write_kv(torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.prepare_forward(at([5, 5], 1), cache))
 
 
 @pytest.mark.parametrize(
@@ -281,20 +280,20 @@ def neox() -> Stepper:
 class TestFrame:
     def test_keys_are_those_executed(self, neox: Stepper) -> None:
         cache = neox.new_cache(2, CAPACITY)
-        assert neox.prepare_forward(at([0, 0], 6), cache, lengths=np.array([6, 2])).keys == 6
-        context = neox.prepare_forward(at([6, 2], 1), cache)
-        assert context.keys == 7
-        assert context.select_rows(np.array([1])).keys == 3
+        assert neox.prepare_forward(at([0, 0], 6), cache, lengths=np.array([6, 2])).running.keys == 6
+        inputs = neox.prepare_forward(at([6, 2], 1), cache)
+        assert inputs.running.keys == 7
+        assert inputs.running.keep(np.array([1])).keys == 3
 
-    def test_take_is_memoised(self, neox: Stepper) -> None:
-        context = neox.prepare_forward(at([4, 2], 1), neox.new_cache(2))
-        assert context.select_rows(np.array([1])) is context.select_rows(np.array([1]))
+    def test_masks_are_kept_while_all_rows_run(self, neox: Stepper) -> None:
+        inputs = neox.prepare_forward(at([4, 2], 1), neox.new_cache(2))
+        assert inputs.select_rows(inputs.running.keep(np.arange(2))) is inputs
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
         cache, (placement,) = neox.new_cache(2), neox.placements
         together, apart = (neox.prepare_forward(at(starts, 1), cache) for starts in ([7, 7], [7, 3]))
-        assert together.prepared.block_kwargs(placement)["attention_mask"] is None
-        ragged = apart.prepared.block_kwargs(placement)["attention_mask"]
+        assert together.block_kwargs(placement)["attention_mask"] is None
+        ragged = apart.block_kwargs(placement)["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(
@@ -317,11 +316,6 @@ class TestFrame:
     def test_without_a_cache_positions_start_at_zero(self, neox: Stepper) -> None:
         with pytest.raises(BadArgument, match="0 without a cache"):
             neox.prepare_forward(at([3], 2), None)
-
-    def test_frame_and_cache_go_together(self, neox: Stepper) -> None:
-        context = neox.prepare_forward(at([0], 2), None)
-        with pytest.raises(BadArgument, match="the cache the context was made for"):
-            neox.run_layers(torch.zeros(1, 2, 32, dtype=neox.dtype), 0, 1, context, neox.new_cache(1))
 
     @pytest.mark.parametrize("family_", ["gpt2", "gptj"])
     def test_tables_of_positions_end(self, family_: str) -> None:
@@ -426,6 +420,6 @@ class TestConstruction:
     @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2), (0, LAYERS + 1)])
     def test_layers_out_of_range(self, first: int, last: int) -> None:
         stepper = CausalStepper(small_model("gpt_neox"))
-        context = stepper.prepare_forward(at([0], 2), None)
+        inputs = stepper.prepare_forward(at([0], 2), None)
         with pytest.raises(BadArgument, match=f"≤ {LAYERS}"):
-            stepper.run_layers(torch.zeros(1, 2, 32, dtype=stepper.dtype), first, last, context, None)
+            stepper.run_layers(torch.zeros(1, 2, 32, dtype=stepper.dtype), first, last, inputs)

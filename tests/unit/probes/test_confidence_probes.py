@@ -16,9 +16,9 @@ from emad_ref.point import ConfidenceParameters, OperatingPoint
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.probes.probe import ContrastProbe, FullSoftmaxProbe, Probe, PrunedProbe, SaturationProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
-from emad_ref.probes.signal_values import NotFinite, ProbeOutput, hidden_state_cosine, softmax_response
+from emad_ref.probes.signal_values import hidden_state_cosine, softmax_response
 from emad_ref.record import READOUTS, Work
-from emad_ref.signals import log_probabilities
+from emad_ref.signals import NotFinite, ProbeOutput, log_probabilities
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
@@ -201,18 +201,14 @@ def test_rows_that_stop_take_what_is_remembered_of_them_along(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:
     """The other rows continue as if they were alone."""
-    point, work, staying = named[1], Work.none(LAYERS), torch.tensor([0, 3])
+    point, work, staying = named[1], Work.none(LAYERS), np.array([0, 3])
     whole = climb(make_probe(stepper, point), point, states)
     watch = make_probe(stepper, point)
     watch.begin_step()
-    watch.keep_running_rows(torch.arange(ROWS))  # before the first readout
     for i, probe in enumerate(point.probes):
-        left = probe > 3
-        seen = watch.read(states[probe][staying] if left else states[probe], i, work)
-        expected = whole[probe].signal[staying] if left else whole[probe].signal
-        assert torch.allclose(seen.signal, expected, atol=EXACT, equal_nan=True)
-        if probe == 3:
-            watch.keep_running_rows(staying)
+        rows = staying if probe > 3 else np.arange(ROWS)
+        seen = watch.read(states[probe][rows], i, work, rows)
+        assert torch.allclose(seen.signal, whole[probe].signal[rows], atol=EXACT, equal_nan=True)
 
 
 @torch.inference_mode()

@@ -21,8 +21,8 @@ from emad_ref.probes.contrast import (
     plausibility_alpha,
     plausibility_mask,
 )
-from emad_ref.probes.signal_values import NotFinite, softmax_response
-from emad_ref.signals import SIGNALS, log_probabilities
+from emad_ref.probes.signal_values import softmax_response
+from emad_ref.signals import SIGNALS, NotFinite, log_probabilities
 
 ROUNDED = 1e-12  # float64 sums of a hundred terms in a different order
 V = 50

@@ -9,14 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from emad_ref.probes.signal_values import (
-    FEW,
-    NotFinite,
-    entropy_nats,
-    kl_divergence_nats,
-    require_finite,
-    to_numpy_float64,
-)
+from emad_ref.probes.signal_values import entropy_nats, kl_divergence_nats
+from emad_ref.signals import FEW, NotFinite, require_finite, to_numpy_float64
 
 
 def test_entropy_is_scipys():

@@ -100,9 +100,9 @@ def test_columns_are_what_both_readouts_say():
     with torch.inference_mode():
         for number, text in enumerate(texts()):
             cache_ = stepper_of().new_cache(1)
-            context = stepper_of().prepare_forward(np.arange(len(text.tokens) - 1)[None], cache_)
-            hidden = stepper_of().embed(torch.from_numpy(text.tokens[None, :-1]), context)
-            low = stepper_of().run_layers(hidden, 0, 3, context, cache_)
+            inputs = stepper_of().prepare_forward(np.arange(len(text.tokens) - 1)[None], cache_)
+            hidden = stepper_of().embed(torch.from_numpy(text.tokens[None, :-1]), inputs)
+            low = stepper_of().run_layers(hidden, 0, 3, inputs)
             said = stepper_of().logits(low)[0].argmax(dim=-1).numpy()[PROMPT - 1 :]
             mine = column.agrees[column.starts[number] : column.starts[number + 1]]
             assert mine.tolist() == (said == text.tokens[PROMPT:]).tolist()

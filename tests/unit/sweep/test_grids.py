@@ -53,7 +53,14 @@ def saved(trace: Trace) -> NetSavingFunction:
     return NetSavingFunction(trace, GEOMETRY)
 
 
-DEEP = replace(PROFILE, layers=LAYERS, probes=(2, 4), mean_nats=(2.0,) * LAYERS, targets_nats=(2.0, 1.0))
+DEEP = replace(
+    PROFILE,
+    layers=LAYERS,
+    probes=(2, 4),
+    read=tuple(range(1, LAYERS + 1)),
+    mean_nats=(2.0,) * LAYERS,
+    targets_nats=(2.0, 1.0),
+)
 
 
 def require_even(points: list[OperatingPoint], saved: NetSavingFunction, count: int) -> None:
