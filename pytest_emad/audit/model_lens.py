@@ -22,12 +22,11 @@ from torch import Tensor
 from emad_ref.calibration.trace import (
     compute_layer_states,
     compute_sequence_states,
-    make_source_cache_or_none,
     take_trace,
 )
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.stepper import Stepper, make_source_cache_or_none
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.probes.probe import PrunedProbe, make_probe
 from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads, vocabulary_size_at_confidence
