@@ -165,8 +165,8 @@ def change_probe_signal(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Muta
         probe = decoder._forward.probe
         read = probe.read
 
-        def changed(hidden: Tensor, number: int, work: Work) -> Any:
-            output = read(hidden, number, work)
+        def changed(hidden: Tensor, number: int, work: Work, *row_ids: Ints) -> Any:
+            output = read(hidden, number, work, *row_ids)
             return replace(output, signal=change(decoder, output.signal, hidden))
 
         probe.read = changed
