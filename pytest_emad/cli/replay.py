@@ -69,9 +69,12 @@ def require_repeatable(report: Report, place: Path) -> Mapping[str, Any]:
     """The entry ``run.replay`` of ``report``, whose folder exists.
 
     Raises:
-        BadArgument: the folder does not exist.
+        BadArgument: a report that no run of pytest wrote, such as that of ``emad judge``; a folder that does not exist.
     """
-    recorded: Mapping[str, Any] = report["run"]["replay"]
+    recorded: Mapping[str, Any] | None = report["run"].get("replay")
+    if not recorded:
+        remedy = "name the folder of one run of pytest, which --emad-report DIR wrote"
+        raise BadArgument("REPORT", str(place), "a report that says how its run was started", remedy)
     if not Path(recorded["folder"]).is_dir():
         remedy = "restore the folder, or record the run again"
         raise BadArgument("REPORT", str(place), f"its run's folder {recorded['folder']} to exist", remedy)
