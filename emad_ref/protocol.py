@@ -96,7 +96,7 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Request:
-    """Request of a suite to the hook ``pytest_emad_make_decoder``.
+    """Request for a decoder: which model it decodes with, at which point, and how.
 
     Attributes
     ----------
