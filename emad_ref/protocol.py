@@ -1,4 +1,4 @@
-"""Interface of a decoder that the suites can judge. Uses only NumPy and the standard library.
+"""Interface of a decoder: what it is asked, what it answers, and which rules it follows.
 
 A *decoder* has one model and one operating point. ``start`` opens a *session* over several prompts, each a row;
 ``feed`` advances all its rows; ``generate`` is the timed path. No padding crosses this boundary.
@@ -10,6 +10,8 @@ Rules that every decoder follows:
 - ``feed`` with ``depth`` obeys it, or raises InadmissibleDepth and leaves the session as it was.
 - Rows decide on their own: a row's tokens and depths do not depend on its neighbours.
 - ``deepen`` exists if ``Capabilities.deepens`` is true: a token that stopped early keeps its state and can continue.
+
+This module knows no model, and not how an answer is judged. NumPy and the standard library only.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class Prompt:
 class ModelRef:
     """Names a model without loading it: torch stays unimported until ``load`` is called.
 
-    ``load`` returns a copy that the decoder may change; the judge has another.
+    ``load`` returns a copy that the decoder may change; the caller keeps another.
     """
 
     name: str
@@ -96,7 +98,7 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class Request:
-    """Request of a suite to the hook ``pytest_emad_make_decoder``.
+    """Request for a decoder: which model it decodes with, at which point, and how.
 
     Attributes
     ----------

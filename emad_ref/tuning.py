@@ -2,8 +2,8 @@
 
     calibrate on one split → profile: E*[H_ℓ] → margin m on a second: τ_ℓ = E*[H_ℓ] − m → use or judge it on a third
 
-Reading, grid and bounds are those of the suites, on the requested amount of text. The suites also give intervals, which
-this module does not.
+Reading, grid and bounds are those of docs/methods.md, on the requested amount of text. This module gives no interval of
+the saving or the loss.
 """
 
 from __future__ import annotations

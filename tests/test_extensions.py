@@ -14,12 +14,13 @@ from transformers import AutoConfig
 
 import emad_ref
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import Extension
+from pytest_emad.extensions import JudgeExtension
 from tests.forked_python import run_forked
 from tests.small_models import small_model
 
 ROOT = Path(emad_ref.__file__).parents[1]
 FILES = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
+TABLES_TO_THE_REFERENCE = "from emad_ref.extensions import Extension\nEXTENSION = Extension(tables={})\n"
 METADATA = "Metadata-Version: 2.1\nName: mine\nVersion: 0.1\n"
 
 
@@ -28,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the package as an installer lays it out."""
     folder = tmp_path_factory.mktemp("site")
     found = FILES.findall((ROOT / "docs" / "own-claim.md").read_text(encoding="utf-8"))
-    assert len(found) == 7
+    assert len(found) == 8
     for path, text in found:
         target = folder / path
         target.parent.mkdir(exist_ok=True)
@@ -107,28 +108,40 @@ def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "said"),
+    ("path", "text", "status", "said"),
     [
-        ("mine/emad.py", "EXTENSION = 3\n", "emad_ref.extensions: mine='int', but expected"),
-        ("mine/emad.py", "import nowhere\n", "No module named 'nowhere'"),
-        ("mine/claims.toml", "[EMAD-F1]\ngate = true\n", "an id that no other row has"),
-        ("mine/claims.toml", "[MY-1]\ngate = true\n", "a table of exactly"),
+        ("mine/emad.py", "EXTENSION = 3\n", 2, "emad_ref.extensions: mine='int', but expected"),
+        (
+            "mine/emad.py",
+            "import nowhere\n",
+            2,
+            "uninstall mine or mend it: No module named 'nowhere'",
+        ),
+        ("mine/judge.py", "EXTENSION = 3\n", 4, "pytest_emad.extensions: mine='int', but expected"),
+        ("mine/judge.py", TABLES_TO_THE_REFERENCE, 4, "unexpected keyword argument 'tables'"),
+        ("mine/claims.toml", "[EMAD-F1]\ngate = true\n", 4, "an id that no other row has"),
+        ("mine/claims.toml", "[MY-1]\ngate = true\n", 4, "a table of exactly"),
     ],
 )
-def test_what_does_not_fit_is_one_clear_error(site: Path, tmp_path: Path, path: str, text: str, said: str) -> None:
+def test_what_does_not_fit_is_one_clear_error(
+    site: Path, tmp_path: Path, path: str, text: str, status: int, said: str
+) -> None:
+    """Status 2 as of any bad value of ``--corpus``, whose reader is the first to load corpora; 4 otherwise."""
     broken = tmp_path / "site"
-    for source in site.rglob("*.*"):
+    for source in site.rglob("*"):
         if source.is_file() and "__pycache__" not in source.parts:
             target = broken / source.relative_to(site)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
     (broken / path).write_text(text)
-    done = run(broken, "pytest_emad", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
-    assert done.returncode == 4
+    done = run(
+        broken, "pytest_emad", "judge", "emad-nano", "--claims", "MY-1", "--corpus", "mine:alphabet", cwd=tmp_path
+    )
+    assert done.returncode == status
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_questions_need_rows() -> None:
     with pytest.raises(BadArgument, match="rows of a register"):
-        Extension(questions={"MY-1": "mine.my_1"})
+        JudgeExtension(questions={"MY-1": "mine.my_1"})

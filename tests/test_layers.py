@@ -1,8 +1,9 @@
-"""The layer rule of README, checked by import-linter; its contracts cover every package."""
+"""The layer rule of docs/layout.md, checked by import-linter, whose contracts cover every package; and by text."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     ):
         assert said in " ".join(done.stdout.split())  # long lines are wrapped
     assert "unheard_of" in done.stdout
+
+
+def test_the_reference_does_not_name_the_judge() -> None:
+    """No string, docstring or data file of ``emad_ref`` contains the judge's import name, also as part of its hook's.
+
+    ``pytest_emad_models`` is the package of the bundled weights. Distributions (in pip commands) have a hyphen.
+    """
+    named = [
+        f"{file.relative_to(ROOT)}: {line.decode(errors='replace').strip()[:200]}"
+        for file in sorted((ROOT / "emad_ref").rglob("*"))
+        if file.is_file() and file.suffix != ".pyc"
+        for line in file.read_bytes().split(b"\n")
+        if re.search(rb"pytest_emad(?!_models)", line)
+    ]
+    assert not named, "\n".join(named)
 
 
 OPTIONAL = ("lm_eval", "datasets", "distributed")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from tokenize import COMMENT, STRING, generate_tokens
+
+import pytest
 
 import emad_ref
 
@@ -181,6 +184,20 @@ def test_a_module_that_a_sentence_names_is_there() -> None:
     ]
     assert len(found) > 50, "the references were not found"
     assert not [(place, reference) for place, reference in found if not _resolves(reference)]
+
+
+@pytest.mark.parametrize("house", HOUSES)
+def test_the_docstring_of_a_house_groups_its_names(house: str) -> None:
+    """Each exported name stands in it once, under what a user does with it, in the order of ``__all__``."""
+    module = importlib.import_module(house)
+    exported = [name for name in module.__all__ if name != "__version__"]
+    assert [name for name in re.findall(r"``(\w+)``", module.__doc__ or "") if name in exported] == exported
+
+
+def test_every_module_says_what_it_is() -> None:
+    modules = [source for source in PRODUCT if source.relative_to(ROOT).parts[0] in HOUSES]
+    silent = [source for source in modules if not ast.get_docstring(ast.parse(text_of(source)))]
+    assert not [source.relative_to(ROOT).as_posix() for source in silent]
 
 
 def test_each_parameter_of_a_docstring_begins_a_line() -> None:

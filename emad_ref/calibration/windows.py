@@ -1,4 +1,6 @@
-"""Windows of text: token sequences cut from documents, each of at most the model's number of positions; and batches."""
+"""Windows of text: token sequences cut from documents, each of at most the model's number of positions; and batches.
+
+No model runs here."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Decoding at an operating point: one model, two that switch or speculate, one that drafts for itself."""

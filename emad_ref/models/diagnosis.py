@@ -1,7 +1,7 @@
 """Reasons why a model's files cannot be loaded: file, fault and remedy, found by looking after an error.
 
-A library that fails on a file seldom names it, and never says that it is no such file at all. After an error the files
-that loading reads are inspected:
+A library that fails on a file seldom names the file, and does not see that it is of another kind, such as a saved web
+page. After an error this module inspects the files that loading reads:
 
     each file     a broken link, no permission, nothing in it, a pointer of git-lfs, Xet or git-annex, a saved web page
     all together  no config.json, no weights, weights of another format, a shard or the index missing, a subfolder

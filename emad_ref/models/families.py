@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_part_import_paths, load_added_part
+from emad_ref.extensions import EXTENSIONS
 
 
 @dataclass(frozen=True)
@@ -387,12 +387,12 @@ def get_family(family: str) -> ModelFamily:
     """
     if family in FAMILIES:
         return FAMILIES[family]
-    if family not in added_part_import_paths("families"):
-        names = ", ".join(sorted((*FAMILIES, *added_part_import_paths("families"))))
+    if family not in EXTENSIONS.places("families"):
+        names = ", ".join(sorted((*FAMILIES, *EXTENSIONS.places("families"))))
         raise BadArgument("model_type", family, f"one of {names}", "add its row to emad_ref/models/families.py")
-    theirs = load_added_part("families", family)
+    theirs = EXTENSIONS.load_part("families", family)
     if not isinstance(theirs, ModelFamily):
-        raise BadArgument(f"families: {family}", type(theirs).__name__, "a Family", "see docs/own-claim.md")
+        raise BadArgument(f"families: {family}", type(theirs).__name__, "a ModelFamily", "see docs/own-claim.md")
     return theirs
 
 

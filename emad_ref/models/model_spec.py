@@ -1,4 +1,4 @@
-"""Origin of a model: how to load the same weights again, and the folder of its safetensors."""
+"""Origin of a model: how another process loads the same weights again, and the folder of its safetensors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.extensions import added_part_import_paths, load_added_part
+from emad_ref.extensions import EXTENSIONS
 from emad_ref.files import describe_file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
 from emad_ref.text import world
@@ -243,8 +243,8 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
             shared = list(stream_hub_documents(corpus, published.shared))
             return iter(shared[slice(*split_document_range(len(shared), WITHOUT_TEST[split]))])
         return iterate_split_documents(stream_hub_documents(corpus, "train"), split)
-    if corpus in added_part_import_paths("corpora"):
-        mine: Documents = load_added_part("corpora", corpus)(split, seed, data)
+    if corpus in EXTENSIONS.places("corpora"):
+        mine: Documents = EXTENSIONS.load_part("corpora", corpus)(split, seed, data)
         return (
             normalize_newlines_and_bom(text, f"{corpus}, {split}, document {number}")
             for number, text in enumerate(mine, start=1)
@@ -257,7 +257,7 @@ def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> D
     if os.path.exists(corpus):
         kind = describe_file_kind(path.stat().st_mode)
         raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
-    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *added_part_import_paths("corpora")])
+    names = ", ".join([*world.CORPORA, *PUBLISHED, "self", *EXTENSIONS.places("corpora")])
     raise BadArgument("corpus", corpus, f"one of {names}, or a path that exists", "check the spelling of the path")
 
 

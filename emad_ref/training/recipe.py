@@ -1,4 +1,4 @@
-"""Recipe of a bundled model, and the functions of its family for the training loop. A seed determines all data."""
+"""Recipe of a bundled model, and the functions of its family that the training loop calls. A seed fixes all data."""
 
 from __future__ import annotations
 

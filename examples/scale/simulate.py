@@ -78,7 +78,7 @@ class Workers:
 
 
 class Arriving(Future[None]):
-    """Of a unit that is done at a time: whoever asks for it waits until then."""
+    """Result of a unit that ends at a given time; a reader waits until then."""
 
     def __init__(self, workers: Workers, ends: float):
         super().__init__()

@@ -1,1 +1,1 @@
-"""Costs of a run: FLOPs from counted work, time, and energy."""
+"""Costs of a run on this machine: time, energy, and facts about it. FLOPs are those of ``emad_ref.flop_ledger``."""

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from emad_ref.errors import BadArgument
-from emad_ref.extensions import added_part_import_paths
 from emad_ref.protocol import Unsupported
+from pytest_emad.extensions import JUDGE_EXTENSIONS
 from pytest_emad.measurements.attachments import Attachments
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.statistics.estimate import Estimate
@@ -191,7 +191,7 @@ def find_question_of_claim(claim: str) -> Question[Any]:
     Raises:
         BadArgument: no row or extension for this claim.
     """
-    place = added_part_import_paths("questions").get(claim)
+    place = JUDGE_EXTENSIONS.places("questions").get(claim)
     if place is None:
         if claim not in _own_questions():
             raise BadArgument(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emad_ref.extensions import added_part_import_paths, load_added_part
 from emad_ref.protocol import Unsupported
+from pytest_emad.extensions import JUDGE_EXTENSIONS
 from pytest_emad.measurements.attachments import Attachments
 from pytest_emad.measurements.early_exits import tabulate_rules_of_all_tasks
 from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -48,7 +48,7 @@ TABLES: dict[str, TableFunction] = {
 
 def table_names() -> list[str]:
     """Names of all tables."""
-    return [*TABLES, *added_part_import_paths("tables")]
+    return [*TABLES, *JUDGE_EXTENSIONS.places("tables")]
 
 
 def find_table_function(name: str) -> TableFunction:
@@ -58,4 +58,4 @@ def find_table_function(name: str) -> TableFunction:
         KeyError: no table of this name.
         BadArgument: an extension names a missing one.
     """
-    return TABLES[name] if name in TABLES else load_added_part("tables", name)
+    return TABLES[name] if name in TABLES else JUDGE_EXTENSIONS.load_part("tables", name)

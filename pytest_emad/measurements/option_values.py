@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, suggest_nearest
-from emad_ref.extensions import added_part_import_paths
+from emad_ref.extensions import EXTENSIONS
 from emad_ref.files import is_file, is_folder, require_replaceable_file, require_writable_folder
 
 LEAVE_OUT = "leave the option out to ask for none"
@@ -177,7 +177,7 @@ def prepare_report_folder(text: str, base: Path, where: str) -> Path:
 
 
 def parse_corpus(text: str, base: Path, where: str) -> str:
-    names = (*CORPORA, *added_part_import_paths("corpora"))
+    names = (*CORPORA, *EXTENSIONS.places("corpora"))
     if text in names:
         return text
     path = base / parse_name(text, base, where)

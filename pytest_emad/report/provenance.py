@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from emad_ref import extensions
+from pytest_emad.extensions import collect_extension_reported_provenance
 from pytest_emad.measurements.study import Study
 from pytest_emad.report.deselection import HOME
 
@@ -37,7 +37,7 @@ def collect_provenance(study: Study) -> dict[str, Any]:
             "seed": study.seed,
         }
         | ({} if study.exit is None else {"exit": study.exit_file_digest})
-        | ({"extensions": added} if (added := extensions.collect_extension_reported_provenance()) else {})
+        | ({"extensions": added} if (added := collect_extension_reported_provenance()) else {})
     )
 
 

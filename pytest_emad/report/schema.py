@@ -14,7 +14,7 @@
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that
                 gave it; "fails": whether gate and options make it fail that test. May say "refused": why the decoder,
                 not the model or the text, left the claim undecided
-    tables      [{"title", "model", "rows": [{column: value}], "figure"?: what ``plots`` draws of the rows}]
+    tables      [{"title", "model", "rows": [{column: value}], "figure"?: its name in ``figures.FIGURES``}]
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "claim" of a test of one;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;

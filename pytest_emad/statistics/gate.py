@@ -6,7 +6,7 @@ the same text. pytest and the ``emad`` command share the rules:
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive and that fails;
 - gate ``decoder``: the same for the rows that depend on the decoder; ``METHOD_ROWS`` are reported and do not gate
   (``pytest_emad.run.options.load_claims_register`` sets this in the run's register);
-- gate ``known``: the verdict is none of those on record for such a run (``known``);
+- gate ``known``: the verdict is none of those on record for such a run (``goldens``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 
 Standard library only.

@@ -21,8 +21,8 @@ from typing import Any, Literal, get_args
 
 from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
-from emad_ref.extensions import list_claim_register_paths
 from emad_ref.files import read_toml
+from pytest_emad.extensions import list_claim_register_paths
 from pytest_emad.statistics import number_format
 
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]

@@ -6,9 +6,9 @@
     K/V         exact, computed above a free exit when a deeper token needs it | copied from the exit state
 
 Depth that only falls needs no K/V above an exit, so exchanging K/V alone changes nothing there. Between combinations
-free depth is replayed with exact states and charged as if copied (``oracles.sequence_flops_with_fill_cost``), which
-ignores the loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V they
-are charged in full. Each combination's parameter maximises the net saving with a rise of perplexity of at most
+free depth is replayed with exact states and charged as if copied (``oracle_savings.sequence_flops_with_fill_cost``).
+This ignores the loss by copies. For the best combination truly copied states are decoded. Back from it to exact K/V
+they are charged in full. Each combination's parameter maximises the net saving with a rise of perplexity of at most
 ``level`` on the selection split; another split judges it.
 
 Criteria decide exits on one readout, at the same probes and by one threshold for all of them. They are the signals with

@@ -1,1 +1,1 @@
-"""Faster ways through the same blocks: fused steps, weight layouts, CUDA graphs (``--emad-backend walked``: none)."""
+"""Faster ways through the same blocks: fused steps, weight layouts, CUDA graphs. The backend ``walked`` uses none."""
