@@ -505,22 +505,41 @@ def require_unaffected_samples(
                 judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
             )
     require_rounding_explains_draw_changes(
-        judge, parted, compared, max_new, temperature, "of requests at once", "alone"
+        tally, noise, parted, compared, max_new, temperature, "of requests at once", "alone"
     )
     rows = list(diagonal.values())
-    _require_drawn(tally, rows, temperature, noise)
     tally.discriminating += _count_open(rows, temperature)
+    require_rows_drawn_at_temperature(tally, rows, temperature, rng, noise)
+
+
+def require_rows_drawn_at_temperature(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Require that ``rows``, drawn by independent numbers, are draws from softmax(logits / temperature).
+
+    ``noise``: the largest of a logit.
+    """
+    _require_drawn(tally, rows, temperature, noise)
     _require_distributed(tally, rows, temperature, rng, noise)
     _require_rare_tokens(tally, rows, temperature, rng, noise)
 
 
 def require_rounding_explains_draw_changes(
-    judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
+    tally: Tally,
+    noise: float,
+    parted: Sequence[str],
+    rows: int,
+    max_new: int,
+    temperature: float,
+    what: str,
+    other: str,
 ) -> None:
-    """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed."""
-    chance = _rounding_chance(judge.tolerance * emission_noise_factor(judge.point) / temperature, max_new)
-    p = _parting_chance(len(parted), [chance] * max(1, rows))
-    judge.tally.require(
+    """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed.
+
+    ``noise``: the largest of a logit.
+    """
+    p = _parting_chance(len(parted), [_rounding_chance(noise / temperature, max_new)] * max(1, rows))
+    tally.require(
         p >= LEVEL,
         f"{len(parted)} of {rows} rows {what} draw other tokens than {other} under the same seed: "
         f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",

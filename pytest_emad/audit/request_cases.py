@@ -1,0 +1,494 @@
+"""Decode and judge cases of a covering array of requests (``dimensions.REQUESTS``).
+
+A case is decoded as a short history of requests, whose first tokens are drawn anew each time, so that a cache of an
+earlier execution cannot hide a failure. Then the lens judges every answer; it does not know states that a schedule
+copies or owes, so there the reference decoder is fed the emitted tokens. Draws are judged together, by temperature.
+A failing case is decoded again at simpler values, and the complaint shows the simplest history that still fails.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from random import SystemRandom
+from typing import Any
+
+import numpy as np
+
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
+from emad_ref.record import Floats, Ints, Record
+from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
+from pytest_emad.audit.dimensions import Case
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.reference_logits import Lens, is_tied, max_tied_gap
+from pytest_emad.audit.requests import require_answers_match_lens
+from pytest_emad.audit.sampling import (
+    SampledRow,
+    require_rounding_explains_draw_changes,
+    require_rows_drawn_at_temperature,
+)
+from pytest_emad.audit.spot_checks import AnsweredRequest
+from pytest_emad.audit.token_comparison import check_same_tokens, first_difference, is_next_token_tied
+from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory, emitted_logits
+
+BLOCK = 16  # positions of a K/V block of usual engines
+UNSEEN = 4  # first tokens of a history that no cache holds
+POSITION = 96  # where the first decided tokens of ``place`` "position 96" lie
+FAR_SEED = 2**16
+EARLIER_REQUESTS, EARLIER_SESSIONS = 256, 64
+AT_ONCE = 8  # simultaneous requests at most
+STOPS = 21  # ids of the largest stop set
+KEPT_LOGITS = 2**27  # of sampled rows, held at once
+TEMPERATURES = {"0": 0.0, "0.07": 0.07, "just off 1": 1.03, "1": 1.0, "2": 2.0}
+APPROXIMATE = ("free_deferred", "copying")  # schedules whose states the lens does not know
+
+
+@dataclass(frozen=True)
+class CaseBench:
+    """Everything outside a case that decodes and judges it.
+
+    ``open_decoder(point, max_rows=…, temperature=…, seed=…)`` opens the decoder under test. ``own(point)`` makes the
+    reference decoder, for as many rows. ``points``: the operating point by the values of ``point`` and ``ceiling``.
+    ``draw_texts(rng, lengths)``: texts of these lengths. ``window``: positions that histories reach. ``tolerance``: in
+    logits and nats.
+    """
+
+    open_decoder: Callable[..., AbstractContextManager[Decoder]]
+    own: Callable[[OperatingPoint], Decoder]
+    lens: Lens
+    points: dict[tuple[str, str], OperatingPoint]
+    draw_texts: Callable[[np.random.Generator, Sequence[int]], list[Ints]]
+    vocabulary: int
+    window: int
+    tolerance: float
+
+    def point_of(self, case: Case) -> OperatingPoint:
+        return self.points[case["point"], case["ceiling"]]
+
+    def make_judge(self, tally: Tally, decoder: Decoder, point: OperatingPoint) -> Judge:
+        """A judge of ``decoder`` at ``point`` that counts in ``tally``."""
+        capabilities = decoder.capabilities
+        allowed = tally.tolerance_at_least_noise(self.tolerance, capabilities.logit_noise)
+        return Judge(tally, self.lens, point, allowed, capabilities.counted)
+
+    def draw_prompts(self, case: Case, rng: np.random.Generator, fed: int) -> list[Prompt]:
+        """Prompts of a case that leave room for ``fed`` tokens; the first has the case's kind of prompt."""
+        rows, kind = int(case["rows"]), case["prompt"]
+        room = self.window - fed
+        first = self._prompt_length(kind, case["place"], rng, room)
+        lengths = [first] + [max(1, first - int(rng.integers(0, 4 if row % 2 else first))) for row in range(1, rows)]
+        unseen = np.random.default_rng(SystemRandom().getrandbits(64))
+        texts = self.draw_texts(rng, lengths)
+        for text in texts:
+            if len(text) > 1:
+                text[: min(UNSEEN, len(text) - 1)] = unseen.integers(0, self.vocabulary, min(UNSEEN, len(text) - 1))
+        if kind == "equal" and rows > 1:
+            texts[1] = texts[0].copy()
+        if kind == "prefix" and rows > 1:
+            texts[1] = texts[0][: max(1, first - int(rng.integers(1, 4)))].copy()
+        return [Prompt(text) for text in texts]
+
+    def _prompt_length(self, kind: str, place: str, rng: np.random.Generator, room: int) -> int:
+        if place == "window's end":
+            return room
+        if place == "position 96":
+            return min(room, POSITION + int(rng.integers(-2, 3)))
+        length = {"one token": 1, "within a block": 7, "across a block": BLOCK + int(rng.integers(1, BLOCK))}
+        return min(room, length.get(kind, int(rng.integers(9, BLOCK))))
+
+
+def make_sent_prompts(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """``prompts`` in arrays of their own, as the case's caller passes them: every second entry, if "strided"."""
+    if case["prompt"] != "strided":
+        return [Prompt(prompt.tokens.copy()) for prompt in prompts]
+    apart = [np.stack([prompt.tokens, prompt.tokens[::-1]], axis=1).reshape(-1) for prompt in prompts]
+    return [Prompt(each[::2]) for each in apart]
+
+
+def overwrite_arrays(case: Case, arrays: Iterable[Ints]) -> None:
+    """Write zeros into ``arrays``, as a caller does that uses its buffers again, if the case says so."""
+    for array in arrays if case["arrays"] == "overwritten" else ():
+        if array.flags.writeable:
+            array[...] = 0
+
+
+@dataclass(frozen=True)
+class OpenedDecoder:
+    """A decoder at ``point``, under ``seed`` at ``temperature``."""
+
+    decoder: Decoder
+    point: OperatingPoint
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RequestAnswer:
+    """A request and its answer by ``by``. ``judges_draws``: its rows share no random numbers with other answers."""
+
+    by: OpenedDecoder
+    request: AnsweredRequest
+    judges_draws: bool = False
+
+
+@dataclass(frozen=True)
+class SameTokens:
+    """New tokens ``found`` after ``prompt`` that must equal ``wanted``, up to a tie, or to rounding of a draw."""
+
+    what: str
+    by: OpenedDecoder
+    prompt: Prompt
+    found: list[int]
+    wanted: list[int]
+
+
+@dataclass
+class History:
+    """What a case asked and got: ``steps`` in words, ``requests`` as a reader can send them again."""
+
+    case: Case
+    steps: list[str] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[RequestAnswer] = field(default_factory=list)
+    same: list[SameTokens] = field(default_factory=list)
+    trajectories: list[tuple[Judge, Trajectory]] = field(default_factory=list)
+    pairs: list[tuple[Judge, Trajectory, Trajectory]] = field(default_factory=list)  # and the reference decoder's
+
+    def to_json(self) -> dict[str, Any]:
+        """The history as JSON values: its case, steps and requests."""
+        return {"case": dict(self.case), "steps": self.steps, "requests": self.requests}
+
+    def add_request(self, call: str, prompts: Sequence[Prompt], new: int, stop: frozenset[int]) -> None:
+        """Write down a request that is about to be sent."""
+        lengths = ", ".join(str(len(prompt.tokens)) for prompt in prompts)
+        self.steps.append(f"{call} {new} new tokens after prompts of {lengths} tokens, {len(stop)} stop ids")
+        tokens = [prompt.tokens.tolist() for prompt in prompts]
+        self.requests.append({"call": call, "prompts": tokens, "max_new": new, "stop": sorted(stop)})
+
+
+class RequestCases:
+    """Decodes cases of requests and judges them. Draws of all cases are judged together, by ``judge_draws``."""
+
+    def __init__(self, bench: CaseBench, tally: Tally):
+        self.bench, self.tally = bench, tally
+        self._drawn: dict[float, list[SampledRow]] = {}
+        self._parted: dict[float, list[str]] = {}
+        self._compared: dict[float, int] = {}
+        self._longest = 1
+
+    # ------------------------------------------------------------ decoding
+
+    def decode(self, case: Case, seed: int) -> History:
+        """Decode ``case`` with numbers drawn by ``seed``.
+
+        Raises:
+            Unsupported: the decoder declines a part of it.
+        """
+        rng, history, bench = np.random.default_rng(seed), History(case), self.bench
+        point, new, temperature = bench.point_of(case), int(case["new"]), TEMPERATURES[case["temperature"]]
+        prompts, own_seed = bench.draw_prompts(case, rng, new - 1), int(rng.integers(FAR_SEED))
+        with ExitStack() as stack:
+
+            def opened(by_seed: int) -> OpenedDecoder:
+                history.steps.append(f"open {point.name}, temperature {temperature:g}, seed {by_seed}")
+                sampled: dict[str, Any] = {"temperature": temperature} if temperature else {}
+                made = bench.open_decoder(point, max_rows=max(2, len(prompts)), seed=by_seed, **sampled)
+                return OpenedDecoder(stack.enter_context(made), point, temperature, by_seed)
+
+            by = opened(own_seed)
+            with make_neighbours(bench, self.tally, history, by, rng):
+                stop = self._choose_stops(history, by, prompts, new, rng)
+                if case["prompt"] in ("equal", "prefix"):
+                    self._ask(history, by, [self._earlier_prompt(case, prompts[0], rng)], 1, NO_STOP)
+                self._send(history, by, prompts, new, stop)
+                if temperature:
+                    self._compare_seeds(history, opened, by)
+        return history
+
+    def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
+        """The prompt of an earlier request: equal to ``prompt``, or longer by a few tokens."""
+        longer = rng.integers(0, self.bench.vocabulary, 3)
+        tokens = np.concatenate([prompt.tokens, longer])[: self.bench.window]
+        return prompt if case["prompt"] == "equal" else Prompt(tokens)
+
+    def _choose_stops(
+        self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, rng: np.random.Generator
+    ) -> frozenset[int]:
+        """The case's stop set, chosen by the tokens that the same request emits without one."""
+        kind = history.case["stops"]
+        if kind == "none":
+            return NO_STOP
+        emitted = [tokens.tolist() for tokens in self._ask(history, by, prompts, new, NO_STOP).emitted]
+        everything = {token for tokens in emitted for token in tokens}
+        row = emitted[int(rng.integers(len(emitted)))]
+        ending = row[int(rng.integers(len(row)))]
+        if kind == "in the prompt":
+            idle = sorted({token for prompt in prompts for token in prompt.tokens.tolist()} - everything)
+            return frozenset(idle[:2] or [ending])
+        if kind == "21":
+            others = [token for token in range(self.bench.vocabulary) if token not in everything]
+            # ids below and above the one that ends a row: a set that keeps its smallest or largest ids loses it
+            below, above = ([token for token in others if (token < ending) is side] for side in (True, False))
+            size = STOPS - 1
+            return frozenset([ending, *(below if rng.integers(2) else above)[:size], *others[:size]][:STOPS])
+        return frozenset([row[0] if kind == "first" else ending])
+
+    def _ask(
+        self,
+        history: History,
+        by: OpenedDecoder,
+        prompts: Sequence[Prompt],
+        new: int,
+        stop: frozenset[int],
+        judges_draws: bool = False,
+    ) -> Record:
+        """Answer a request by ``generate``; it is judged with the history."""
+        history.add_request("generate", prompts, new, stop)
+        sent = make_sent_prompts(history.case, prompts)
+        returned = by.decoder.generate(sent, new, stop)
+        record = copy.deepcopy(returned)
+        overwrite_arrays(history.case, [*(prompt.tokens for prompt in sent), *returned.emitted])
+        history.answers.append(RequestAnswer(by, AnsweredRequest(prompts, new, stop, record), judges_draws))
+        return record
+
+    def _send(
+        self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, stop: frozenset[int]
+    ) -> None:
+        """Send the case's request in the way of its dimension ``call``."""
+        call = history.case["call"]
+        if call == "generate":
+            self._ask(history, by, prompts, new, stop, judges_draws=True)
+            if history.case["arrays"] == "overwritten":
+                self._ask(history, by, prompts, new, stop)
+            return
+        method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]
+        send = getattr(by.decoder, method, None)
+        if send is None:
+            raise Unsupported(f"the decoder has no {method}")
+        alone = [self._ask(history, by, [prompt], new, stop).emitted[0].tolist() for prompt in prompts]
+        if call == "at once" and len(prompts) == 1:
+            prompts, alone = [*prompts, *prompts], [*alone, *alone]
+        history.add_request(call, prompts, new, stop)
+        sent = make_sent_prompts(history.case, prompts)
+        if call == "stream":
+            found = [each.tokens.tolist() for each in send(sent, new, stop, True)]
+            self.tally.live["streamed_tokens"] += sum(map(len, found))
+        else:
+            requests = [([prompt], new, stop) for prompt in sent]
+            records = send(requests, min(AT_ONCE, len(sent)))
+            found = [record.emitted[0].tolist() for record in records]
+            self.tally.live["requests_at_once"] += len(records)
+            history.answers += [
+                RequestAnswer(by, AnsweredRequest([prompt], new, stop, copy.deepcopy(record)))
+                for prompt, record in zip(prompts, records, strict=False)
+            ]
+        overwrite_arrays(history.case, (prompt.tokens for prompt in sent))
+        self.tally.require(len(found) == len(prompts), f"{len(found)} answers to {len(prompts)} requests ({call})")
+        for row, (prompt, tokens, wanted) in enumerate(zip(prompts, found, alone, strict=True)):
+            what = f"row {row}, {'streamed' if call == 'stream' else 'at once with others'}"
+            history.same.append(SameTokens(what, by, prompt, tokens, wanted))
+
+    def _compare_seeds(self, history: History, opened: Callable[[int], OpenedDecoder], by: OpenedDecoder) -> None:
+        """Ask the last request of ``by`` again of a decoder opened under the same seed, or one apart by 2¹⁶.
+
+        Raises:
+            AuditRefutedError: other draws under the same seed, or the same under another.
+        """
+        kind = history.case["seed"]
+        first = next(answer.request for answer in reversed(history.answers) if answer.by is by)
+        other = opened(by.seed + FAR_SEED if kind == "apart" else by.seed)
+        if kind == "between":
+            self._ask(history, opened(by.seed + 1), first.prompts[:1], first.max_new, NO_STOP)
+        again = self._ask(history, other, first.prompts, first.max_new, first.stop)
+        before, now = ([tokens.tolist() for tokens in record.emitted] for record in (first.record, again))
+        if kind == "apart":
+            drawn = sum(map(len, now))
+            # fewer draws may coincide by chance, above all at a low temperature
+            coincide = before == now and drawn >= 2 * BLOCK and by.temperature >= 1
+            self.tally.require(not coincide, f"seeds {by.seed} and {other.seed} drew the same {drawn} tokens")
+            return
+        for row, (one, found) in enumerate(zip(before, now, strict=True)):
+            at = first_difference(one, found)
+            drew = f"drew {found[at : at + 1]} as new token {at}, the first {one[at : at + 1]}"
+            self.tally.require(one == found, f"row {row}: a second decoder under seed {by.seed} {drew}")
+
+    # ------------------------------------------------------------ judging
+
+    def judge(self, history: History) -> None:
+        """Judge every answer of ``history``.
+
+        Raises:
+            AuditRefutedError: the first complaint.
+        """
+        for judge, trajectory in history.trajectories:
+            judge.require_trajectory_matches_lens(trajectory)
+        for same in history.same:
+            self._judge_same_tokens(same)
+        greedy: dict[int, tuple[Judge, list[AnsweredRequest]]] = {}
+        for answer in history.answers:
+            judge = self.bench.make_judge(self.tally, answer.by.decoder, answer.by.point)
+            if answer.by.temperature or answer.by.point.schedule in APPROXIMATE:
+                self._judge_rows(judge, answer)
+            else:
+                greedy.setdefault(id(answer.by), (judge, []))[1].append(answer.request)
+        for judge, answers in greedy.values():
+            require_answers_match_lens(judge, answers)
+
+    def _judge_rows(self, judge: Judge, answer: RequestAnswer) -> None:
+        """Judge the rows of an answer with draws, or with states that the lens does not know."""
+        request, record, point = answer.request, answer.request.record, answer.by.point
+        rows = extract_trajectories(self.tally, record, request.prompts, request.max_new, request.stop, point)
+        count_answer_lengths_and_stops(self.tally, record, request.prompts, drawn=answer.by.temperature > 0)
+        if point.schedule in APPROXIMATE:
+            shown = self._follow_reference_decoder(judge, answer, rows)
+        else:
+            ahead = judge.with_lens_prefetch(rows)
+            shown = [emitted_logits(ahead.require_trajectory_matches_lens(row), row) for row in rows]
+        for row, (logits, emitted, prompt) in enumerate(zip(shown, record.emitted, request.prompts, strict=True)):
+            if answer.judges_draws and answer.by.temperature and len(logits):
+                drawn = SampledRow(answer.by.seed, row, emitted[: len(logits)], logits, prompt.tokens)
+                self._keep_drawn(answer.by.temperature, drawn)
+
+    def _keep_drawn(self, temperature: float, row: SampledRow) -> None:
+        kept = self._drawn.setdefault(temperature, [])
+        if sum(each.logits.size for each in kept) + row.logits.size <= KEPT_LOGITS // len(TEMPERATURES):
+            kept.append(row)
+
+    def _follow_reference_decoder(
+        self, judge: Judge, answer: RequestAnswer, rows: Sequence[Trajectory]
+    ) -> list[Floats]:
+        """Feed the emitted tokens to the reference decoder; compare depths and greedy tokens.
+
+        A row is compared up to the first tie of a depth, after which its states differ. Returns the logits [m, V]
+        before each compared token of each row.
+        """
+        point, emitted = answer.by.point, answer.request.record.emitted
+        shown: list[list[Floats]] = [[] for _ in rows]
+        left = list(range(len(rows)))  # rows of the session, in order
+        session, step = self.bench.own(point).start(answer.request.prompts)
+        with closing(session):
+            for at in range(max(map(len, emitted))):
+                ended = [index for index, row in enumerate(left) if at >= len(emitted[row]) or len(shown[row]) < at]
+                if at and len(ended) == len(left):
+                    break
+                if ended:
+                    session.drop(np.array(ended))
+                    left = [row for index, row in enumerate(left) if index not in ended]
+                if at:
+                    step = session.feed(np.array([[emitted[row][at - 1]] for row in left]))
+                for index, row in enumerate(left):
+                    token = None if answer.by.temperature else int(emitted[row][at])
+                    if self._matches_reference_step(judge, rows[row], at, step, index, token):
+                        shown[row].append(step.logits[index, -1])
+        return [np.array(logits) for logits in shown]
+
+    def _matches_reference_step(
+        self, judge: Judge, row: Trajectory, at: int, step: Step, index: int, greedy: int | None
+    ) -> bool:
+        """Whether depth ``at`` of ``row`` is that of ``step``'s row ``index``, False at a tie; so must ``greedy`` be.
+
+        Raises:
+            AuditRefutedError: another depth, or another greedy token, without a tie.
+        """
+        point, depth, logits = judge.point, int(step.depth[index, -1]), step.logits[index, -1]
+        if depth != row.depth[at]:
+            tied = is_tied(point, step.signal[[index], -1], (np.zeros(1, dtype=np.int64),), judge.tolerance).any()
+            where = row.describe_position(at)
+            self.tally.require(bool(tied), f"{where}: the reference decoder takes depth {depth}")
+            return False
+        self.tally.n += 1
+        if greedy is not None:
+            gap, best = float(logits.max() - logits[greedy]), int(logits.argmax())
+            where = f"{row.describe_position(at)}: emitted {greedy}, but the argmax at that depth is {best}"
+            self.tally.require(gap < max_tied_gap(point, judge.tolerance), where)
+        return True
+
+    def _judge_same_tokens(self, same: SameTokens) -> None:
+        point, temperature = same.by.point, same.by.temperature
+        if temperature:
+            self._compared[temperature] = self._compared.get(temperature, 0) + 1
+            self._longest = max(self._longest, len(same.wanted))
+            if same.found != same.wanted:
+                at = first_difference(same.found, same.wanted)
+                self._parted.setdefault(temperature, []).append(f"{same.what}, from new token {at} on")
+            return
+        if same.found == same.wanted:
+            return
+        own = partial(is_next_token_tied, self.bench.own(point), point) if point.schedule in APPROXIMATE else None
+        noise = same.by.decoder.capabilities.logit_noise
+        finding = check_same_tokens(
+            self.bench.lens, self.bench.tolerance, [same.prompt], [same.found], [same.wanted], point,
+            declared=noise, most_ties=1.0, tied_when_decoded=own,
+        )  # fmt: skip
+        self.tally.require(finding.passed is not False, f"{same.what}: other tokens than alone: {finding.detail}")
+        self.tally.ties += 1
+
+    def judge_draws(self, rng: np.random.Generator, noise: float) -> None:
+        """Judge the draws of all cases, by temperature. ``noise``: the largest of a logit.
+
+        Raises:
+            AuditRefutedError: the first complaint.
+        """
+        for temperature, rows in sorted(self._drawn.items()):
+            require_rows_drawn_at_temperature(self.tally, rows, temperature, rng, noise)
+        for temperature, compared in sorted(self._compared.items()):
+            parted = self._parted.get(temperature, ())
+            require_rounding_explains_draw_changes(
+                self.tally, noise, parted, compared, self._longest, temperature, "sent otherwise", "alone"
+            )
+
+
+# ---------------------------------------------------------------- neighbours
+
+
+@contextmanager
+def make_neighbours(
+    bench: CaseBench, tally: Tally, history: History, by: OpenedDecoder, rng: np.random.Generator
+) -> Iterator[None]:
+    """Make the neighbours of a case before the block, and end them after it; their own answers are judged, too."""
+    kind, decoder = history.case["neighbours"], by.decoder
+
+    def draw_prompt(length: int) -> Prompt:
+        return Prompt(rng.integers(0, bench.vocabulary, length))
+
+    def ask(other: OpenedDecoder) -> None:
+        prompts = [draw_prompt(6), draw_prompt(4)]
+        record = copy.deepcopy(other.decoder.generate(prompts, 4, NO_STOP))
+        history.answers.append(RequestAnswer(other, AnsweredRequest(prompts, 4, NO_STOP, record)))
+
+    if kind != "none":
+        history.steps.append(f"neighbours: {kind}")
+    with ExitStack() as stack:
+        if kind == "raised":
+            with suppress(Exception):  # an answer to a token that does not exist is not judged, nor the error's type
+                decoder.generate([Prompt(np.array([bench.vocabulary + 3]))], 1, NO_STOP)
+        elif kind == "257th request":
+            for _ in range(EARLIER_REQUESTS):
+                decoder.generate([draw_prompt(1)], 1, NO_STOP)
+        elif kind == "65th session":
+            for _ in range(EARLIER_SESSIONS):
+                stack.callback(decoder.start([draw_prompt(1)])[0].close)
+        elif kind == "session":
+            judge = bench.make_judge(tally, decoder, by.point)
+            beside = stack.enter_context(CheckedSession(judge, decoder, [draw_prompt(6)], ["the other session"]))
+            beside.feed(rng.integers(0, bench.vocabulary, (1, 1)))
+        elif kind in ("decoder", "closed"):
+            full = bench.points["full", "L"]
+            opened = ExitStack()
+            other = OpenedDecoder(opened.enter_context(bench.open_decoder(full, max_rows=2)), full)
+            ask(other)
+            if kind == "closed":
+                opened.close()
+            else:
+                stack.enter_context(opened)
+        yield
+        if kind == "decoder":
+            ask(other)
+        elif kind == "session":
+            beside.feed(rng.integers(0, bench.vocabulary, (1, 1)))
+            if by.point.schedule not in APPROXIMATE:
+                history.trajectories += [(judge, trajectory) for trajectory in beside.build_trajectories()]

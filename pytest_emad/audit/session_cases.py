@@ -1,0 +1,215 @@
+"""Decode and judge cases of a covering array of sessions (``dimensions.SESSIONS``).
+
+A case is one session: a start, feeds, refused depths, a drop, a rollback with other tokens after it, a commit, more
+feeds. ``SessionScript`` draws all of it before the decoder is asked, so the reference decoder can follow the same
+script where the lens does not know the states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.protocol import Capabilities, Decoder, Prompt
+from emad_ref.record import Ints
+from pytest_emad.audit.dimensions import Case
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.reference_logits import is_tied
+from pytest_emad.audit.request_cases import (
+    APPROXIMATE,
+    CaseBench,
+    History,
+    OpenedDecoder,
+    make_neighbours,
+    make_sent_prompts,
+    overwrite_arrays,
+)
+from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
+
+AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has room
+SHORTEST_ROLLBACK, LONGEST_ROLLBACK = 1, 8
+LONG_ROLLBACK = 17
+UNBOUNDED = 10**6
+
+
+@dataclass(frozen=True)
+class SessionScript:
+    """Everything that a case does with a session, drawn before the decoder is asked.
+
+    ``tokens`` int64 [rows, n]: fed in this order; ``after`` int64 [2, rows, ``AFTER``]: fed after the rollback and
+    after the commit. ``widest``: tokens of a feed at most. ``seed`` draws depths and lengths.
+    """
+
+    case: Case
+    prompts: list[Prompt]
+    tokens: Ints
+    after: Ints
+    widest: int
+    seed: int
+
+    def run(self, transcript: CheckedSession, history: History, window: int) -> list[Trajectory]:
+        """Do all of it with an open session; returns its trajectories, also of tokens that a rollback forgot."""
+        case, rng, forgotten = self.case, np.random.default_rng(self.seed), list[Trajectory]()
+        middle = self.tokens.shape[1] // 2
+        self._refuse(transcript, history, rng)
+        self._feed(transcript, history, self.tokens[:, :middle], rng)
+        if case["drop"] != "none":
+            count = int(rng.integers(1, len(transcript.rows))) if case["drop"] == "some" else 0
+            gone = rng.permutation(len(transcript.rows))[:count].tolist()
+            history.steps.append(f"drop rows {gone}")
+            transcript.drop(*gone)
+        self._feed(transcript, history, self.tokens[transcript.rows, middle:], rng)
+        if case["rollback"] != "none":
+            lengths = np.array([self._rolled_back(row, transcript, rng) for row in transcript.rows])
+            history.steps.append(f"rollback to {lengths.tolist()} tokens")
+            forgotten = transcript.build_trajectories()
+            transcript.rollback(lengths)
+            self._feed(transcript, history, self.after[0][transcript.rows], rng, window)
+        if case["commit"] != "none":
+            held = transcript.session.length
+            kept = held if case["commit"] == "all" else np.maximum(1, held - rng.integers(0, 4, len(held)))
+            history.steps.append(f"commit {kept.tolist()} of {held.tolist()} tokens")
+            transcript.commit(kept)
+            self._feed(transcript, history, self.after[1][transcript.rows], rng, window)
+        return [*forgotten, *transcript.build_trajectories()]
+
+    def _rolled_back(self, row: int, transcript: CheckedSession, rng: np.random.Generator) -> int:
+        held, prompt, kind = len(transcript.tokens[row]), len(self.prompts[row].tokens), self.case["rollback"]
+        fed = held - prompt
+        if kind == "1–8":
+            return held - int(rng.integers(SHORTEST_ROLLBACK, min(LONGEST_ROLLBACK, fed) + 1))
+        if kind == "more than 16":
+            return held - int(rng.integers(LONG_ROLLBACK, fed + 1))
+        return int(rng.integers(1, prompt)) if kind == "into the prompt" and prompt > 1 else 1
+
+    def _refuse(self, transcript: CheckedSession, history: History, rng: np.random.Generator) -> None:
+        """Ask for a depth that the case's session must refuse."""
+        kind, rows = self.case["depths"], len(transcript.rows)
+        if kind not in ("above", "rising"):
+            return
+        cap = transcript.session.cap[:, None]
+        if kind == "above":
+            depth, tokens = cap + 1, self.tokens[:, :1]
+        else:
+            depth, tokens = np.concatenate([np.maximum(1, cap - 1), cap], axis=1), self.tokens[:, :2]
+            if (depth[:, 0] == depth[:, 1]).any():  # a cap of 1 cannot rise within itself
+                depth = np.concatenate([cap, cap + 1], axis=1)
+        if depth.shape[1] > self.widest:
+            return
+        history.steps.append(f"feed {rows} × {tokens.shape[1]} tokens at inadmissible depths {depth.tolist()}")
+        transcript.require_inadmissible_depth_refused(np.array(tokens), depth)
+
+    def _feed(
+        self,
+        transcript: CheckedSession,
+        history: History,
+        tokens: Ints,
+        rng: np.random.Generator,
+        window: int = UNBOUNDED,
+    ) -> None:
+        """Feed ``tokens`` [rows, n] in feeds of the case's width, at its depths, as far as ``window`` reaches."""
+        room = window - int(transcript.session.length.max())
+        tokens, width = tokens[:, : max(0, room)], min(int(self.case["feed"]), self.widest)
+        if not tokens.shape[1]:
+            return
+        history.steps.append(
+            f"feed {len(tokens)} × {tokens.shape[1]} tokens, {width} at once, depths {self.case['depths']}, logits of "
+            f"{self.case['shown']}"
+        )
+        for first in range(0, tokens.shape[1], width):
+            fed = np.array(tokens[:, first : first + width])
+            depth = self._depths(transcript.session.cap, fed.shape[1], rng)
+            last = {"all": None, "last": 1, "none": 0}[self.case["shown"]]
+            transcript.feed(fed, depth, last)
+            overwrite_arrays(self.case, [fed] if depth is None else [fed, depth])
+
+    def _depths(self, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
+        kind = self.case["depths"]
+        if kind == "ceiling":
+            return np.repeat(cap[:, None], n, axis=1)
+        if kind != "falling":
+            return None
+        falls = rng.random((len(cap), n)) < 1 / 8  # slowly, so that several depths are held for some tokens
+        return np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
+
+
+class SessionCases:
+    """Decodes cases of sessions and judges them."""
+
+    def __init__(self, bench: CaseBench, tally: Tally, capabilities: Capabilities):
+        self.bench, self.tally, self._widest = bench, tally, capabilities.max_feed
+
+    def draw_script(self, case: Case, rng: np.random.Generator) -> SessionScript:
+        """Draw everything that ``case`` does."""
+        new, rows = int(case["new"]), int(case["rows"])
+        prompts = self.bench.draw_prompts(case, rng, new)
+        tokens = rng.integers(0, self.bench.vocabulary, (rows, new))
+        after = rng.integers(0, self.bench.vocabulary, (2, rows, AFTER))
+        return SessionScript(case, prompts, tokens, after, self._widest, int(rng.integers(2**32)))
+
+    def decode(self, case: Case, seed: int) -> History:
+        """Decode ``case`` with numbers drawn by ``seed``.
+
+        Raises:
+            Unsupported: the decoder declines a part of it.
+            AuditRefutedError: an answer breaks the protocol's contract.
+        """
+        rng, history, bench = np.random.default_rng(seed), History(case), self.bench
+        point, script = bench.point_of(case), self.draw_script(case, np.random.default_rng(seed))
+        history.steps.append(f"open {point.name}")
+        with (
+            bench.open_decoder(point, max_rows=max(2, len(script.prompts))) as decoder,
+            make_neighbours(bench, self.tally, history, OpenedDecoder(decoder, point), rng),
+        ):
+            if case["prompt"] in ("equal", "prefix"):
+                session, _ = decoder.start(script.prompts[:1])
+                session.close()
+            judge = bench.make_judge(self.tally, decoder, point)
+            trajectories = self._run(script, judge, decoder, history)
+        if point.schedule in APPROXIMATE:
+            uncounted = bench.make_judge(Tally(self.tally.check), decoder, point)
+            theirs = self._run(script, uncounted, bench.own(point), History(case))
+            history.pairs += [(judge, *pair) for pair in zip(trajectories, theirs, strict=True)]
+        else:
+            history.trajectories += [(judge, trajectory) for trajectory in trajectories]
+        return history
+
+    def _run(self, script: SessionScript, judge: Judge, decoder: Decoder, history: History) -> list[Trajectory]:
+        sent = make_sent_prompts(script.case, script.prompts)
+        lengths = [len(prompt.tokens) for prompt in sent]
+        history.steps.append(f"start a session over prompts of {lengths} tokens")
+        history.requests.append({"call": "session", "prompts": [prompt.tokens.tolist() for prompt in sent],
+                                 "fed": script.tokens.tolist()})  # fmt: skip
+        with CheckedSession(judge, decoder, sent) as transcript:
+            overwrite_arrays(script.case, (prompt.tokens for prompt in sent))
+            return script.run(transcript, history, self.bench.window)
+
+    def judge(self, history: History) -> None:
+        """Judge every position of ``history``.
+
+        Raises:
+            AuditRefutedError: the first complaint.
+        """
+        for judge, trajectory in history.trajectories:
+            judge.require_trajectory_matches_lens(trajectory)
+        for judge, found, wanted in history.pairs:
+            require_same_trajectory(judge, found, wanted)
+
+
+def require_same_trajectory(judge: Judge, found: Trajectory, wanted: Trajectory) -> None:
+    """Require the depths and logits of ``wanted``, the reference decoder's, up to the first tie of a depth."""
+    shown = iter(() if found.logits is None else found.logits)
+    theirs = iter(() if wanted.logits is None else wanted.logits)
+    for at in range(len(wanted.depth)):
+        if found.depth[at] != wanted.depth[at]:
+            row = np.zeros(1, dtype=np.int64)
+            tied = is_tied(judge.point, wanted.signal[[at]], (row,), judge.tolerance).any()
+            complaint = f"{found.describe_position(at)}: the reference decoder takes depth {wanted.depth[at]}"
+            judge.tally.require(bool(tied), complaint)
+            return
+        if found.shown is None or found.shown[at]:
+            apart = float(np.abs(next(shown) - next(theirs)).max())
+            complaint = f"{found.describe_position(at)}: logits off by {apart:.2g}, more than {judge.tolerance:g}"
+            judge.tally.require(apart <= judge.tolerance, complaint)
+        judge.tally.n += 1
