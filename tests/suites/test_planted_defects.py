@@ -318,7 +318,7 @@ def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: LoadedModel, 
 
 def in_the_machine(evidence: ModelMeasurements, settings: Any) -> None:
     module: Any = importlib.import_module("suites.invariants.test_session_machine")
-    module.test_session_survives_any_order_of_operations(evidence, lambda finding: None, settings, False)
+    module.test_session_survives_any_order_of_operations(evidence, lambda finding: None, settings, "exits")
 
 
 def in_the_claim(evidence: ModelMeasurements, settings: Any) -> None:
