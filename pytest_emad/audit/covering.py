@@ -36,11 +36,11 @@ Values = dict[str, tuple[str, ...]]
 
 
 class CaseRunner(Protocol):
-    """Decodes a case with numbers drawn by a seed, and judges its history."""
+    """Decodes the case of a history with numbers drawn by a seed, fills the history, and judges it."""
 
     tally: Tally
 
-    def decode(self, case: Case, seed: int) -> History: ...
+    def decode(self, history: History, seed: int) -> None: ...
 
     def judge(self, history: History) -> None: ...
 
@@ -76,14 +76,14 @@ def settle_offers(
     simplest = {name: each[0] for name, each in values.items()}
     declined: dict[str, str] = {}
     with suppress(AuditRefutedError):  # the array shows what is wrong
-        runner.decode(simplest, 0)
+        runner.decode(History(simplest), 0)
 
     def is_declined(chosen: Mapping[str, str]) -> bool:
         case = _complete(chosen, simplest, values, constraints)
         if case is None:
             return False
         try:
-            runner.decode(case, 0)
+            runner.decode(History(case), 0)
         except Unsupported as refusal:
             declined[" with ".join(f"{name} {value}" for name, value in chosen.items())] = str(refusal)
             return True
@@ -152,16 +152,17 @@ def check_covering_cases(
     chosen = [(int(at), cases[at]) for at in order]
     answered: set[Pair] = set()
     declined: dict[str, str] = {}
-    failed: list[tuple[int, Case, str, Mapping[str, Any] | None]] = []
+    failed: list[tuple[int, str, History]] = []
     tally = runner.tally
     for number, case in chosen:
-        complaint, history = _find_complaint(runner, case, seed + number)
+        history = History(case)
+        complaint = _find_complaint(runner, history, seed + number)
         if isinstance(complaint, Unsupported):
             declined[describe_case(case, offers.values)] = str(complaint)
             continue
         answered.update(iterate_pairs(case))
         if complaint is not None:
-            failed.append((number, case, str(complaint), None if history is None else history.to_json()))
+            failed.append((number, str(complaint), history))
     asked = {pair for _, case in chosen for pair in iterate_pairs(case)}
     rows = _rows_by_dimension(offers.values, asked, answered)
     with tally:
@@ -185,47 +186,45 @@ def check_covering_cases(
     return CoveringResult(finding, rows)
 
 
-def _find_complaint(runner: CaseRunner, case: Case, seed: int) -> tuple[Exception | None, History | None]:
-    """What is wrong with the answers to ``case``, or its refusal; None if they are right."""
-    history = None
+def _find_complaint(runner: CaseRunner, history: History, seed: int) -> Exception | None:
+    """What is wrong with the answers to the case of ``history``, or its refusal; None if they are right."""
     try:
-        history = runner.decode(case, seed)
+        runner.decode(history, seed)
     except (Unsupported, AuditRefutedError) as complaint:
-        return complaint, None
+        return complaint
     except Exception as error:  # the decoder's own
-        return AuditRefutedError(f"{type(error).__name__}: {error}"), None
+        return AuditRefutedError(f"{type(error).__name__}: {error}")
     try:
         runner.judge(history)
     except AuditRefutedError as complaint:
-        return complaint, history
-    return None, history
+        return complaint
+    return None
 
 
 def _reduce_failure(
-    runner: CaseRunner,
-    offers: Offers,
-    seed: int,
-    failed: Sequence[tuple[int, Case, str, Mapping[str, Any] | None]],
-) -> tuple[str, Mapping[str, Any] | None]:
+    runner: CaseRunner, offers: Offers, seed: int, failed: Sequence[tuple[int, str, History]]
+) -> tuple[str, Mapping[str, Any]]:
     """The complaint of the simplest failing case near the first one, and its history."""
-    number, case, complaint, sample = failed[0]
+    number, complaint, simplest = failed[0]
     left = MOST_REDUCTIONS
 
     def fails(simpler: Case) -> bool:
-        nonlocal left, complaint, sample
+        nonlocal left, complaint, simplest
         left -= 1
         if left < 0:
             return False
-        found, history = _find_complaint(runner, simpler, seed + number)
+        history = History(simpler)
+        found = _find_complaint(runner, history, seed + number)
         if found is None or isinstance(found, Unsupported):
             return False
-        complaint, sample = str(found), None if history is None else history.to_json()
+        complaint, simplest = str(found), history
         return True
 
-    reduced = reduce_case(case, offers.values, offers.constraints, fails)
-    steps = "; ".join(sample["steps"]) if sample else "before any answer"
+    reduced = reduce_case(simplest.case, offers.values, offers.constraints, fails)
     others = f"; {len(failed) - 1} other cases fail" if len(failed) > 1 else ""
-    return f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{others}", sample
+    steps = "; ".join(simplest.steps)
+    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{others}"
+    return text, simplest.to_json()
 
 
 def describe_case(case: Case, values: Values) -> str:

@@ -182,13 +182,13 @@ class RequestCases:
 
     # ------------------------------------------------------------ decoding
 
-    def decode(self, case: Case, seed: int) -> History:
-        """Decode ``case`` with numbers drawn by ``seed``.
+    def decode(self, history: History, seed: int) -> None:
+        """Decode the case of ``history`` with numbers drawn by ``seed``.
 
         Raises:
             Unsupported: the decoder declines a part of it.
         """
-        rng, history, bench = np.random.default_rng(seed), History(case), self.bench
+        rng, case, bench = np.random.default_rng(seed), history.case, self.bench
         point, new, temperature = bench.point_of(case), int(case["new"]), TEMPERATURES[case["temperature"]]
         prompts, own_seed = bench.draw_prompts(case, rng, new - 1), int(rng.integers(FAR_SEED))
         with ExitStack() as stack:
@@ -204,10 +204,9 @@ class RequestCases:
                 stop = self._choose_stops(history, by, prompts, new, rng)
                 if case["prompt"] in ("equal", "prefix"):
                     self._ask(history, by, [self._earlier_prompt(case, prompts[0], rng)], 1, NO_STOP)
-                self._send(history, by, prompts, new, stop)
+                self.send(history, by, prompts, new, stop)
                 if temperature:
                     self._compare_seeds(history, opened, by)
-        return history
 
     def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
         """The prompt of an earlier request: equal to ``prompt``, or longer by a few tokens."""
@@ -255,10 +254,24 @@ class RequestCases:
         history.answers.append(RequestAnswer(by, AnsweredRequest(prompts, new, stop, record), judges_draws))
         return record
 
-    def _send(
+    def offers_call(self, by: OpenedDecoder, call: str) -> bool:
+        """Whether the decoder answers a small request that is sent in this way."""
+        history = History({"call": call, "prompt": "within a block", "arrays": "kept"})
+        try:
+            self.send(history, by, [Prompt(np.zeros(2, dtype=np.int64))], 1, NO_STOP)
+        except Unsupported:
+            return False
+        return True
+
+    def send(
         self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, stop: frozenset[int]
     ) -> None:
-        """Send the case's request in the way of its dimension ``call``."""
+        """Send the case's request in the way of its dimension ``call``; the answers are judged with the history.
+
+        Raises:
+            Unsupported: the decoder declines it.
+            AuditRefutedError: another number of answers.
+        """
         call = history.case["call"]
         if call == "generate":
             self._ask(history, by, prompts, new, stop, judges_draws=True)

@@ -148,14 +148,14 @@ class SessionCases:
         after = rng.integers(0, self.bench.vocabulary, (2, rows, AFTER))
         return SessionScript(case, prompts, tokens, after, self._widest, int(rng.integers(2**32)))
 
-    def decode(self, case: Case, seed: int) -> History:
-        """Decode ``case`` with numbers drawn by ``seed``.
+    def decode(self, history: History, seed: int) -> None:
+        """Decode the case of ``history`` with numbers drawn by ``seed``.
 
         Raises:
             Unsupported: the decoder declines a part of it.
             AuditRefutedError: an answer breaks the protocol's contract.
         """
-        rng, history, bench = np.random.default_rng(seed), History(case), self.bench
+        rng, case, bench = np.random.default_rng(seed), history.case, self.bench
         point, script = bench.point_of(case), self.draw_script(case, np.random.default_rng(seed))
         history.steps.append(f"open {point.name}")
         with (
@@ -173,7 +173,6 @@ class SessionCases:
             history.pairs += [(judge, *pair) for pair in zip(trajectories, theirs, strict=True)]
         else:
             history.trajectories += [(judge, trajectory) for trajectory in trajectories]
-        return history
 
     def _run(self, script: SessionScript, judge: Judge, decoder: Decoder, history: History) -> list[Trajectory]:
         sent = make_sent_prompts(script.case, script.prompts)

@@ -16,6 +16,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.flop_ledger import flops
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import OperatingPoint, ThresholdBinSpec, truncated
@@ -24,12 +25,14 @@ from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.replay.replay import replay_depths
 from emad_ref.signals import SIGNALS
 from pytest_emad.audit.decoding_checks import check_replay_agreement
+from pytest_emad.audit.dimensions import REQUESTS
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.model_lens import replay_document
+from pytest_emad.audit.request_cases import CaseBench
 from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from pytest_emad.audit.work import ObservedRequest, check_observed_work
 from pytest_emad.benchmark.clock import iterate_active_tracers, time_pairs
-from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.model_under_test import FixedEncoderInput, ModelUnderTest
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
@@ -44,6 +47,7 @@ LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal 
 NEVER_NATS = -1.0  # a threshold that no entropy meets
 
 
+CASE_ROWS = max(map(int, REQUESTS["rows"].values))
 POSITION_EDGES = (24, 100)  # rows of one batch lie on both sides
 GAP_QUANTILE = 0.75
 
@@ -112,6 +116,29 @@ class ReplayValidity:
             points["truncated", "below"] = truncated(layers, below)
             points |= {(kind, "below"): _lower_ceiling(points[kind, "L"], below) for kind in made}
         return points
+
+    @cached_property
+    def case_bench(self) -> CaseBench:
+        """Everything that decodes and judges cases of requests and sessions for the decoder under test."""
+        subject = self.subject
+
+        def own(point: OperatingPoint) -> Decoder:
+            decoder = WalkedDecoder(subject.stepper, point, max_rows=CASE_ROWS)
+            return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
+
+        def draw_texts(rng: np.random.Generator, lengths: Sequence[int]) -> list[Ints]:
+            return [prompt.tokens.copy() for prompt in subject.draw_prompts_with_continuations(rng, lengths, 0)[0]]
+
+        return CaseBench(
+            subject.open_decoder,
+            own,
+            subject.reference_lens,
+            self.points_by_kind,
+            draw_texts,
+            subject.stepper.vocabulary_size,
+            subject.audited_window_size,
+            subject.tolerance,
+        )
 
     def _point_by_top2_gap(self, probing: OperatingPoint) -> OperatingPoint:
         """A point at the probes of ``probing`` that compares the two best probabilities, each at its upper quartile."""

@@ -11,51 +11,23 @@ from functools import partial
 import numpy as np
 import pytest
 
-from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder
-from emad_ref.record import Ints
 from pytest_emad.audit.covering import CaseRunner, check_covering_cases, settle_offers
 from pytest_emad.audit.dimensions import REQUEST_CONSTRAINTS, REQUESTS, SESSION_CONSTRAINTS, SESSIONS
 from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.request_cases import POSITION, CaseBench, RequestCases
 from pytest_emad.audit.session_cases import AFTER, SessionCases
 from pytest_emad.measurements.model_measurements import ModelMeasurements
-from pytest_emad.measurements.model_under_test import FixedEncoderInput, ModelUnderTest
+from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.run.options import RunSettings
 from pytest_emad.run.recorder import Recorder
 from pytest_emad.run.suite_support import AuditFindingGate
 
-ROWS = max(map(int, REQUESTS["rows"].values))
 NARROW = {"rows": ("9", "17", "33"), "new": ("33", "70"), "neighbours": ("65th session", "257th request")}
 FEWEST_CASES = 0.1  # share of the cases that our own decoder decodes with a large model, at least
 ASKED_REQUESTS = ("point", "rows", "call", "temperature", "neighbours")
 ASKED_SESSIONS = ("point", "rows", "neighbours", "depths", "rollback", "commit", "drop")
 REQUEST_PAIRS = (("point", "ceiling"), ("point", "call"), ("point", "temperature"), ("call", "temperature"))
 SESSION_PAIRS = (("point", "ceiling"), ("point", "depths"))
-
-
-def make_bench(evidence: ModelMeasurements) -> CaseBench:
-    """What decodes and judges the cases of this run's decoder."""
-    subject = evidence.subject
-
-    def own(point: OperatingPoint) -> Decoder:
-        decoder = WalkedDecoder(subject.stepper, point, max_rows=ROWS)
-        return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
-
-    def draw_texts(rng: np.random.Generator, lengths: list[int]) -> list[Ints]:
-        return [prompt.tokens.copy() for prompt in subject.draw_prompts_with_continuations(rng, lengths, 0)[0]]
-
-    return CaseBench(
-        subject.open_decoder,
-        own,
-        subject.reference_lens,
-        evidence.replay_validity.points_by_kind,
-        draw_texts,
-        subject.stepper.vocabulary_size,
-        subject.audited_window_size,
-        subject.tolerance,
-    )
 
 
 def find_left_out_values(subject: ModelUnderTest, bench: CaseBench) -> dict[str, tuple[str, ...]]:
@@ -81,7 +53,7 @@ def test_every_pair_of_values_is_asked_and_answered(
     emad_rng: np.random.Generator,
     case: str,
 ) -> None:
-    subject, bench = emad_evidence.subject, make_bench(emad_evidence)
+    subject, bench = emad_evidence.subject, emad_evidence.replay_validity.case_bench
     left_out = find_left_out_values(subject, bench)
     tally = Tally(f"pairs of {case}", needed=0, window=bench.window)
     judge_all = None
