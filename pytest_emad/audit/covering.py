@@ -31,6 +31,7 @@ from pytest_emad.audit.request_cases import History
 
 MOST_REDUCTIONS = 60  # cases decoded to reduce a failing one
 SHOWN_GAPS = 4  # pairs named in a detail
+LONGEST_COMMAND = 1000  # characters of a command in a complaint; `emad replay` prints all of them
 
 Values = dict[str, tuple[str, ...]]
 
@@ -223,7 +224,9 @@ def _reduce_failure(
     reduced = reduce_case(simplest.case, offers.values, offers.constraints, fails)
     others = f"; {len(failed) - 1} other cases fail" if len(failed) > 1 else ""
     steps = "; ".join(simplest.steps)
-    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{others}"
+    commands = simplest.requests[-1].get("curl", []) if simplest.requests else []
+    by_hand = f". By hand: {commands[0]}" if commands and len(commands[0]) <= LONGEST_COMMAND else ""
+    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}{others}"
     return text, simplest.to_json()
 
 

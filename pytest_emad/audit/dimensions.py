@@ -50,8 +50,8 @@ _SHARED = {
     "ceiling": Dimension("whether the point's ceiling is the last layer", ("L", "below")),
     "rows": Dimension("rows of the batch", ("1", "2", "5", "9", "17", "33")),
     "prompt": Dimension(
-        "the first row's prompt: its length against K/V blocks of 16 and the window, a strided array, equal to another "
-        "row's and an earlier request's, or a beginning of theirs",
+        "the first row's prompt: its length against K/V blocks of 16 and against the window, of which new tokens need "
+        "the rest; a strided array; equal to another row's and an earlier request's, or a beginning of theirs",
         ("within a block", "one token", "across a block", "strided", "equal", "prefix", "window − 1", "window"),
     ),
     "place": Dimension("where the first decided tokens lie", ("start", "position 96", "window's end")),

@@ -94,7 +94,7 @@ class CaseBench:
 
     def _prompt_length(self, kind: str, place: str, rng: np.random.Generator, room: int) -> int:
         if place == "window's end":
-            return room
+            return max(1, room - (kind == "window − 1"))
         if place == "position 96":
             return min(room, POSITION + int(rng.integers(-2, 3)))
         length = {"one token": 1, "within a block": 7, "across a block": BLOCK + int(rng.integers(1, BLOCK))}
@@ -162,12 +162,17 @@ class History:
         """The history as JSON values: its case, steps and requests."""
         return {"case": dict(self.case), "steps": self.steps, "requests": self.requests}
 
-    def add_request(self, call: str, prompts: Sequence[Prompt], new: int, stop: frozenset[int]) -> None:
-        """Write down a request that is about to be sent."""
+    def add_request(
+        self, by: OpenedDecoder, call: str, prompts: Sequence[Prompt], new: int, stop: frozenset[int]
+    ) -> None:
+        """Write down a request that is about to be sent to ``by``, for a server as commands of a shell."""
         lengths = ", ".join(str(len(prompt.tokens)) for prompt in prompts)
         self.steps.append(f"{call} {new} new tokens after prompts of {lengths} tokens, {len(stop)} stop ids")
         tokens = [prompt.tokens.tolist() for prompt in prompts]
-        self.requests.append({"call": call, "prompts": tokens, "max_new": new, "stop": sorted(stop)})
+        request: dict[str, Any] = {"call": call, "prompts": tokens, "max_new": new, "stop": sorted(stop)}
+        if (command := getattr(by.decoder, "curl_command", None)) is not None:
+            request["curl"] = [command(each, row, new, stop, call == "stream") for row, each in enumerate(prompts)]
+        self.requests.append(request)
 
 
 class RequestCases:
@@ -190,7 +195,8 @@ class RequestCases:
         """
         rng, case, bench = np.random.default_rng(seed), history.case, self.bench
         point, new, temperature = bench.point_of(case), int(case["new"]), TEMPERATURES[case["temperature"]]
-        prompts, own_seed = bench.draw_prompts(case, rng, new - 1), int(rng.integers(FAR_SEED))
+        # some servers refuse a request whose prompt and new tokens together exceed the window
+        prompts, own_seed = bench.draw_prompts(case, rng, new), int(rng.integers(FAR_SEED))
         with ExitStack() as stack:
 
             def opened(by_seed: int) -> OpenedDecoder:
@@ -211,7 +217,7 @@ class RequestCases:
     def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
         """The prompt of an earlier request: equal to ``prompt``, or longer by a few tokens."""
         longer = rng.integers(0, self.bench.vocabulary, 3)
-        tokens = np.concatenate([prompt.tokens, longer])[: self.bench.window]
+        tokens = np.concatenate([prompt.tokens, longer])[: self.bench.window - 1]
         return prompt if case["prompt"] == "equal" else Prompt(tokens)
 
     def _choose_stops(
@@ -246,7 +252,7 @@ class RequestCases:
         judges_draws: bool = False,
     ) -> Record:
         """Answer a request by ``generate``; it is judged with the history."""
-        history.add_request("generate", prompts, new, stop)
+        history.add_request(by, "generate", prompts, new, stop)
         sent = make_sent_prompts(history.case, prompts)
         returned = by.decoder.generate(sent, new, stop)
         record = copy.deepcopy(returned)
@@ -285,7 +291,7 @@ class RequestCases:
         alone = [self._ask(history, by, [prompt], new, stop).emitted[0].tolist() for prompt in prompts]
         if call == "at once" and len(prompts) == 1:
             prompts, alone = [*prompts, *prompts], [*alone, *alone]
-        history.add_request(call, prompts, new, stop)
+        history.add_request(by, call, prompts, new, stop)
         sent = make_sent_prompts(history.case, prompts)
         if call == "stream":
             found = [each.tokens.tolist() for each in send(sent, new, stop, True)]

@@ -287,7 +287,9 @@ def _require_distributed(
 
 
 def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
-    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins."""
+    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins; 1 without any."""
+    if not len(placed):
+        return 1.0, np.zeros(0, dtype=np.int64)
     bins = min(BINS, max(2, len(placed) // EACH_BIN))
     counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
     even = len(placed) / bins

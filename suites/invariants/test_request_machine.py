@@ -18,9 +18,10 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from emad_ref.protocol import Prompt, Unsupported
+from pytest_emad.audit.decoding_checks import NO_STOP
 from pytest_emad.audit.dimensions import REQUESTS
 from pytest_emad.audit.finding import AuditRefutedError, Tally
-from pytest_emad.audit.request_cases import NO_STOP, CaseBench, History, OpenedDecoder, RequestCases
+from pytest_emad.audit.request_cases import CaseBench, History, OpenedDecoder, RequestCases
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
 from pytest_emad.run.options import RunSettings
@@ -88,14 +89,16 @@ class RequestMachine(RuleBasedStateMachine):
         most = data.draw(st.sampled_from([FEW_ROWS, ROWS]), label="most rows")
         lengths = data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=most), label="prompts")
         prompts = [self.draw_prompt(length) for length in lengths]
-        if self.sent and data.draw(st.booleans(), label="shares a beginning"):
+        shares: bool = data.draw(st.booleans(), label="shares a beginning")
+        if self.sent and shares:
             known = self.sent[-1][0][0].tokens
             kept = data.draw(st.integers(1, len(known)), label="of so many tokens")
             prompts[0] = Prompt(np.concatenate([known[:kept], prompts[0].tokens])[:LONGEST])
         new = data.draw(st.one_of(st.integers(1, FEW_NEW), st.integers(1, NEW)), label="new tokens")
         stop = NO_STOP
         answered = [token for answer in self.history.answers for token in answer.request.record.emitted[0].tolist()]
-        if answered and data.draw(st.booleans(), label="with stop ids"):
+        ends: bool = data.draw(st.booleans(), label="with stop ids")
+        if answered and ends:
             stop = frozenset(data.draw(st.lists(st.sampled_from(answered), min_size=1, max_size=24), label="stop"))
         self.send(data, prompts, new, stop)
 
