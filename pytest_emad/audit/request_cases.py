@@ -288,7 +288,10 @@ class RequestCases:
         send = getattr(by.decoder, method, None)
         if send is None:
             raise Unsupported(f"the decoder has no {method}")
-        alone = [self._ask(history, by, [prompt], new, stop).emitted[0].tolist() for prompt in prompts]
+        # a stream's rows draw as those of one request, and each request sent at once as a first row
+        asked = [prompts] if call == "stream" else [[prompt] for prompt in prompts]
+        records = [self._ask(history, by, rows, new, stop) for rows in asked]
+        alone = [tokens.tolist() for record in records for tokens in record.emitted]
         if call == "at once" and len(prompts) == 1:
             prompts, alone = [*prompts, *prompts], [*alone, *alone]
         history.add_request(by, call, prompts, new, stop)
