@@ -98,7 +98,24 @@ SESSIONS: dict[str, Dimension] = {
 _FIXED = ("full", "watching", "truncated")  # points at which every token has the same depth
 _RISING = ("eager", "deferred", "copying")  # points under which a later token may run deeper
 
+_COUNTED = ("65th session", "257th request")  # neighbours of which there are many
+
 _SHARED_CONSTRAINTS = (
+    Constraint(
+        ("neighbours", "rows"),
+        lambda neighbours, rows: neighbours not in _COUNTED or int(rows) <= 5,
+        "what a decoder counts does not depend on the rows that follow",
+    ),
+    Constraint(
+        ("neighbours", "new"),
+        lambda neighbours, new: neighbours not in _COUNTED or int(new) <= 8,
+        "what a decoder counts does not depend on the tokens that follow",
+    ),
+    Constraint(
+        ("neighbours", "place"),
+        lambda neighbours, place: neighbours not in _COUNTED or place == "start",
+        "what a decoder counts does not depend on the length of the prompt that follows",
+    ),
     Constraint(
         ("point", "ceiling"),
         lambda point, ceiling: {"full": ceiling == "L", "truncated": ceiling == "below"}.get(point, True),
