@@ -29,6 +29,7 @@ from pytest_emad.audit.dimensions import (
 from pytest_emad.audit.finding import AuditRefutedError, Finding, Tally
 from pytest_emad.audit.request_cases import History
 
+MOST_FAILING = 3  # cases; once so many fail, no more are decoded
 MOST_REDUCTIONS = 60  # cases decoded to reduce a failing one
 SHOWN_GAPS = 4  # pairs named in a detail
 LONGEST_COMMAND = 1000  # characters of a command in a complaint; `emad replay` prints all of them
@@ -146,7 +147,8 @@ def check_covering_cases(
     """Decode and judge a covering array of what the decoder offers.
 
     ``strength`` 3 covers triples. ``share``: of the cases that are decoded; pairs outside them are no gap.
-    ``judge_all`` judges what only all answers together show, after the cases.
+    ``judge_all`` judges what only all answers together show, after the cases. After ``MOST_FAILING`` failing cases no
+    more are decoded.
     """
     cases = make_covering_cases(offers.values, offers.constraints, seed, strength)
     order = np.random.default_rng(seed).permutation(len(cases))[: max(1, round(share * len(cases)))]
@@ -155,7 +157,11 @@ def check_covering_cases(
     declined: dict[str, str] = {}
     failed: list[tuple[int, str, History]] = []
     tally = runner.tally
+    decoded = 0
     for number, case in chosen:
+        if len(failed) == MOST_FAILING:
+            break
+        decoded += 1
         history = History(case)
         complaint = _find_complaint(runner, history, seed + number)
         if isinstance(complaint, Unsupported):
@@ -164,12 +170,12 @@ def check_covering_cases(
         answered.update(iterate_pairs(case))
         if complaint is not None:
             failed.append((number, str(complaint), history))
-    asked = {pair for _, case in chosen for pair in iterate_pairs(case)}
+    asked = {pair for _, case in chosen[:decoded] for pair in iterate_pairs(case)}
     rows = _rows_by_dimension(offers.values, asked, answered)
     with tally:
         if failed:
             complaint_text, tally.sample = _reduce_failure(runner, offers, seed, failed)
-            tally.require(False, complaint_text)
+            tally.require(False, f"{len(failed)} of {decoded} cases fail. {complaint_text}")
         if judge_all is not None:
             judge_all()
     finding = tally.to_finding()
@@ -222,11 +228,10 @@ def _reduce_failure(
         return True
 
     reduced = reduce_case(simplest.case, offers.values, offers.constraints, fails)
-    others = f"; {len(failed) - 1} other cases fail" if len(failed) > 1 else ""
     steps = "; ".join(simplest.steps)
     commands = simplest.requests[-1].get("curl", []) if simplest.requests else []
     by_hand = f". By hand: {commands[0]}" if commands and len(commands[0]) <= LONGEST_COMMAND else ""
-    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}{others}"
+    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}"
     return text, simplest.to_json()
 
 

@@ -217,17 +217,6 @@ def iterate_pairs(case: Case) -> Iterator[Pair]:
     return combinations(sorted(case.items()), 2)
 
 
-def simpler_cases(
-    case: Case, values: Mapping[str, Sequence[str]], constraints: Sequence[Constraint]
-) -> Iterator[dict[str, str]]:
-    """Possible cases with one dimension at a simpler value than in ``case``, the simplest value first."""
-    for name, each in values.items():
-        for value in each[: each.index(case[name])]:
-            simpler = {**case, name: value}
-            if is_possible(simpler, constraints):
-                yield simpler
-
-
 def reduce_case(
     case: Case,
     values: Mapping[str, Sequence[str]],
@@ -237,9 +226,21 @@ def reduce_case(
     """The simplest case near ``case`` that still ``fails``: no single dimension of it can be simpler.
 
     Hypothesis does not shrink explicit examples, so this reduces a case of the array: delta debugging (Zeller 2002)
-    over values in place of characters.
+    over values in place of characters. Each pass gives every dimension its simplest value that still fails; no case is
+    tried twice.
     """
-    reduced = dict(case)
-    while simpler := next((one for one in simpler_cases(reduced, values, constraints) if fails(one)), None):
-        reduced = simpler
-    return reduced
+    reduced, tried = dict(case), set[tuple[str, ...]]()
+    while True:
+        before = dict(reduced)
+        for name, each in values.items():
+            for value in each[: each.index(reduced[name])]:
+                simpler = {**reduced, name: value}
+                key = tuple(simpler.values())
+                if key in tried or not is_possible(simpler, constraints):
+                    continue
+                tried.add(key)
+                if fails(simpler):
+                    reduced = simpler
+                    break
+        if reduced == before:
+            return reduced
