@@ -24,12 +24,15 @@ from emad_ref.record import Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally
-from pytest_emad.audit.reference_logits import Lens, is_tied, max_tied_gap
+from pytest_emad.audit.reference_logits import Lens, emission_noise_factor, is_tied, max_tied_gap
 from pytest_emad.audit.requests import require_answers_match_lens
 from pytest_emad.audit.sampling import (
+    LEVEL,
     SampledRow,
     require_rounding_explains_draw_changes,
     require_rows_drawn_at_temperature,
+    rounding_chance,
+    rounding_chance_of_draws,
 )
 from pytest_emad.audit.spot_checks import AnsweredRequest
 from pytest_emad.audit.token_comparison import check_same_tokens, first_difference, is_next_token_tied
@@ -38,12 +41,15 @@ from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory, emit
 BLOCK = 16  # positions of a K/V block of usual engines
 UNSEEN = 4  # first tokens of a history that no cache holds
 POSITION = 96  # where the first decided tokens of ``place`` "position 96" lie
-FAR_SEED = 2**16
+FAR_SEED = 2**30  # seeds folded to fewer bits coincide
 EARLIER_REQUESTS, EARLIER_SESSIONS = 256, 64
+BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
 STOPS = 21  # ids of the largest stop set
 KEPT_LOGITS = 2**27  # of sampled rows, held at once
 TEMPERATURES = {"0": 0.0, "0.07": 0.07, "just off 1": 1.03, "1": 1.0, "2": 2.0}
+LIKELY_CASES = 100  # of an array, among which the level of a test is divided
+OTHERWISE = ("sent otherwise", "alone")
 APPROXIMATE = ("free_deferred", "copying")  # schedules whose states the lens does not know
 
 
@@ -76,7 +82,7 @@ class CaseBench:
         return Judge(tally, self.lens, point, allowed, capabilities.counted)
 
     def draw_prompts(self, case: Case, rng: np.random.Generator, fed: int) -> list[Prompt]:
-        """Prompts of a case that leave room for ``fed`` tokens; the first has the case's kind of prompt."""
+        """Prompts of a case, in random order, that leave room for ``fed`` tokens; the longest has the case's kind."""
         rows, kind = int(case["rows"]), case["prompt"]
         room = self.window - fed
         first = self._prompt_length(kind, case["place"], rng, room)
@@ -90,7 +96,16 @@ class CaseBench:
             texts[1] = texts[0].copy()
         if kind == "prefix" and rows > 1:
             texts[1] = texts[0][: max(1, first - int(rng.integers(1, 4)))].copy()
-        return [Prompt(text) for text in texts]
+        if kind == "prefix" and rows > 2:
+            texts[2] = self.fork(texts[0], rng)
+        return [Prompt(texts[row]) for row in rng.permutation(rows)]
+
+    def fork(self, tokens: Ints, rng: np.random.Generator) -> Ints:
+        """A prompt as long as ``tokens`` that begins like it, and ends in random tokens."""
+        forked = tokens.copy()
+        kept = int(rng.integers(1, max(2, len(tokens))))
+        forked[kept:] = rng.integers(0, self.vocabulary, len(tokens) - kept)
+        return forked
 
     def _prompt_length(self, kind: str, place: str, rng: np.random.Generator, room: int) -> int:
         if place == "window's end":
@@ -107,6 +122,23 @@ def make_sent_prompts(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
         return [Prompt(prompt.tokens.copy()) for prompt in prompts]
     apart = [np.stack([prompt.tokens, prompt.tokens[::-1]], axis=1).reshape(-1) for prompt in prompts]
     return [Prompt(each[::2]) for each in apart]
+
+
+def divide_request(
+    prompts: Sequence[Prompt], new: int, stop: frozenset[int]
+) -> list[tuple[list[Prompt], int, frozenset[int]]]:
+    """Requests of one and of two of ``prompts`` in turn, with limits and stop sets that one may not take from another.
+
+    Two equal prompts stay apart, so the first and second request always differ in both.
+    """
+    requests = list[tuple[list[Prompt], int, frozenset[int]]]()
+    first = 0
+    while first < len(prompts):
+        number = len(requests)
+        rows = list(prompts[first : first + 1 + number % 2 * (len(prompts) > 2)])
+        requests.append((rows, max(1, new - number % 3), NO_STOP if number % 2 else stop))
+        first += len(rows)
+    return requests
 
 
 def overwrite_arrays(case: Case, arrays: Iterable[Ints]) -> None:
@@ -157,6 +189,8 @@ class History:
     same: list[SameTokens] = field(default_factory=list)
     trajectories: list[tuple[Judge, Trajectory]] = field(default_factory=list)
     pairs: list[tuple[Judge, Trajectory, Trajectory]] = field(default_factory=list)  # and the reference decoder's
+    chances: dict[tuple[bytes, tuple[int, ...]], float] = field(default_factory=dict)  # of rounding, by row
+    returned: list[tuple[str, Ints, Ints]] = field(default_factory=list)  # arrays as returned, and copies made at once
 
     def to_json(self) -> dict[str, Any]:
         """The history as JSON values: its case, steps and requests."""
@@ -182,8 +216,7 @@ class RequestCases:
         self.bench, self.tally = bench, tally
         self._drawn: dict[float, list[SampledRow]] = {}
         self._parted: dict[float, list[str]] = {}
-        self._compared: dict[float, int] = {}
-        self._longest = 1
+        self._chances: dict[float, list[float]] = {}
 
     # ------------------------------------------------------------ decoding
 
@@ -196,7 +229,7 @@ class RequestCases:
         rng, case, bench = np.random.default_rng(seed), history.case, self.bench
         point, new, temperature = bench.point_of(case), int(case["new"]), TEMPERATURES[case["temperature"]]
         # some servers refuse a request whose prompt and new tokens together exceed the window
-        prompts, own_seed = bench.draw_prompts(case, rng, new), int(rng.integers(FAR_SEED))
+        prompts, own_seed = bench.draw_prompts(case, rng, new), int(rng.integers(1, FAR_SEED))
         with ExitStack() as stack:
 
             def opened(by_seed: int) -> OpenedDecoder:
@@ -205,42 +238,59 @@ class RequestCases:
                 made = bench.open_decoder(point, max_rows=max(2, len(prompts)), seed=by_seed, **sampled)
                 return OpenedDecoder(stack.enter_context(made), point, temperature, by_seed)
 
-            by = opened(own_seed)
-            with make_neighbours(bench, self.tally, history, by, rng):
-                stop = self._choose_stops(history, by, prompts, new, rng)
+            by = opened(0 if case["seed"] == "zero" else own_seed)
+            with make_neighbours(bench, self.tally, history, by, prompts, rng) as act:
+                stop, emitted = self._choose_stops(history, by, prompts, new, rng)
                 if case["prompt"] in ("equal", "prefix"):
-                    self._ask(history, by, [self._earlier_prompt(case, prompts[0], rng)], 1, NO_STOP)
+                    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+                    self._ask(history, by, [self._earlier_prompt(case, longest, rng)], 1, NO_STOP)
+                act()
                 self.send(history, by, prompts, new, stop)
+                if temperature and case["call"] == "generate":
+                    self._compare_ended_rows(history, emitted)
                 if temperature:
                     self._compare_seeds(history, opened, by)
 
     def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
-        """The prompt of an earlier request: equal to ``prompt``, or longer by a few tokens."""
+        """The prompt of an earlier request: equal to ``prompt``, longer by a few tokens, or with another end."""
+        if case["prompt"] == "prefix" and rng.integers(2):
+            return Prompt(self.bench.fork(prompt.tokens, rng))
         longer = rng.integers(0, self.bench.vocabulary, 3)
         tokens = np.concatenate([prompt.tokens, longer])[: self.bench.window - 1]
         return prompt if case["prompt"] == "equal" else Prompt(tokens)
 
     def _choose_stops(
         self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, rng: np.random.Generator
-    ) -> frozenset[int]:
-        """The case's stop set, chosen by the tokens that the same request emits without one."""
+    ) -> tuple[frozenset[int], list[list[int]]]:
+        """The case's stop set, chosen by the tokens that the same request emits without one, and these by row."""
         kind = history.case["stops"]
         if kind == "none":
-            return NO_STOP
+            return NO_STOP, []
         emitted = [tokens.tolist() for tokens in self._ask(history, by, prompts, new, NO_STOP).emitted]
         everything = {token for tokens in emitted for token in tokens}
         row = emitted[int(rng.integers(len(emitted)))]
         ending = row[int(rng.integers(len(row)))]
         if kind == "in the prompt":
             idle = sorted({token for prompt in prompts for token in prompt.tokens.tolist()} - everything)
-            return frozenset(idle[:2] or [ending])
+            return frozenset(idle[:2] or [ending]), emitted
         if kind == "21":
             others = [token for token in range(self.bench.vocabulary) if token not in everything]
             # ids below and above the one that ends a row: a set that keeps its smallest or largest ids loses it
             below, above = ([token for token in others if (token < ending) is side] for side in (True, False))
             size = STOPS - 1
-            return frozenset([ending, *(below if rng.integers(2) else above)[:size], *others[:size]][:STOPS])
-        return frozenset([row[0] if kind == "first" else ending])
+            return frozenset([ending, *(below if rng.integers(2) else above)[:size], *others[:size]][:STOPS]), emitted
+        return frozenset([row[0] if kind == "first" else ending]), emitted
+
+    def _compare_ended_rows(self, history: History, emitted: Sequence[Sequence[int]]) -> None:
+        """Rows of the last request must draw the tokens ``emitted`` without a stop set, up to their ends."""
+        answer = history.answers[-1]
+        request = answer.request
+        for row, (prompt, found, whole) in enumerate(
+            zip(request.prompts, request.record.emitted, emitted, strict=False)
+        ):
+            end = next((at + 1 for at, token in enumerate(whole) if token in request.stop), len(whole))
+            what = f"row {row}, with stop ids"
+            history.same.append(SameTokens(what, answer.by, prompt, found.tolist(), list(whole[:end])))
 
     def _ask(
         self,
@@ -257,6 +307,10 @@ class RequestCases:
         returned = by.decoder.generate(sent, new, stop)
         record = copy.deepcopy(returned)
         overwrite_arrays(history.case, [*(prompt.tokens for prompt in sent), *returned.emitted])
+        if history.case["arrays"] == "kept":
+            number = len(history.requests)
+            for row, arrays in enumerate(zip(returned.emitted, record.emitted, strict=False)):
+                history.returned.append((f"the tokens emitted in row {row} of request {number}", *arrays))
         history.answers.append(RequestAnswer(by, AnsweredRequest(prompts, new, stop, record), judges_draws))
         return record
 
@@ -288,52 +342,55 @@ class RequestCases:
         send = getattr(by.decoder, method, None)
         if send is None:
             raise Unsupported(f"the decoder has no {method}")
-        # a stream's rows draw as those of one request, and each request sent at once as a first row
-        asked = [prompts] if call == "stream" else [[prompt] for prompt in prompts]
-        records = [self._ask(history, by, rows, new, stop) for rows in asked]
-        alone = [tokens.tolist() for record in records for tokens in record.emitted]
         if call == "at once" and len(prompts) == 1:
-            prompts, alone = [*prompts, *prompts], [*alone, *alone]
+            prompts = [*prompts, *prompts]
+        # a stream's rows draw as those of one request
+        requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
+        alone = [self._ask(history, by, *request) for request in requests]
         history.add_request(by, call, prompts, new, stop)
-        sent = make_sent_prompts(history.case, prompts)
+        sent = [(make_sent_prompts(history.case, rows), *limits) for rows, *limits in requests]
         if call == "stream":
-            found = [each.tokens.tolist() for each in send(sent, new, stop, True)]
+            found = [each.tokens.tolist() for each in send(*sent[0], True)]
             self.tally.live["streamed_tokens"] += sum(map(len, found))
         else:
-            requests = [([prompt], new, stop) for prompt in sent]
-            records = send(requests, min(AT_ONCE, len(sent)))
-            found = [record.emitted[0].tolist() for record in records]
+            records = send(sent, min(AT_ONCE, len(sent)))
+            self.tally.require(len(records) == len(sent), f"{len(records)} answers to {len(sent)} requests (at once)")
+            found = [tokens.tolist() for record in records for tokens in record.emitted]
             self.tally.live["requests_at_once"] += len(records)
             history.answers += [
-                RequestAnswer(by, AnsweredRequest([prompt], new, stop, copy.deepcopy(record)))
-                for prompt, record in zip(prompts, records, strict=False)
+                RequestAnswer(by, AnsweredRequest(*request, copy.deepcopy(record)))
+                for request, record in zip(requests, records, strict=True)
             ]
-        overwrite_arrays(history.case, (prompt.tokens for prompt in sent))
-        self.tally.require(len(found) == len(prompts), f"{len(found)} answers to {len(prompts)} requests ({call})")
-        for row, (prompt, tokens, wanted) in enumerate(zip(prompts, found, alone, strict=True)):
+        overwrite_arrays(history.case, (prompt.tokens for rows, *_ in sent for prompt in rows))
+        wanted = [tokens.tolist() for record in alone for tokens in record.emitted]
+        self.tally.require(len(found) == len(wanted), f"{len(found)} rows of answers to {len(wanted)} rows ({call})")
+        for row, (prompt, tokens, expected) in enumerate(zip(prompts, found, wanted, strict=True)):
             what = f"row {row}, {'streamed' if call == 'stream' else 'at once with others'}"
-            history.same.append(SameTokens(what, by, prompt, tokens, wanted))
+            history.same.append(SameTokens(what, by, prompt, tokens, expected))
 
     def _compare_seeds(self, history: History, opened: Callable[[int], OpenedDecoder], by: OpenedDecoder) -> None:
-        """Ask the last request of ``by`` again of a decoder opened under the same seed, or one apart by 2¹⁶.
+        """Ask the last request of ``by`` again of a decoder opened under the same seed, or one apart by ``FAR_SEED``.
 
         Raises:
             AuditRefutedError: other draws under the same seed, or the same under another.
         """
         kind = history.case["seed"]
         first = next(answer.request for answer in reversed(history.answers) if answer.by is by)
-        other = opened(by.seed + FAR_SEED if kind == "apart" else by.seed)
-        if kind == "between":
-            self._ask(history, opened(by.seed + 1), first.prompts[:1], first.max_new, NO_STOP)
-        again = self._ask(history, other, first.prompts, first.max_new, first.stop)
-        before, now = ([tokens.tolist() for tokens in record.emitted] for record in (first.record, again))
-        if kind == "apart":
-            drawn = sum(map(len, now))
+        before = [tokens.tolist() for tokens in first.record.emitted]
+
+        def ask(seed: int) -> list[list[int]]:
+            record = self._ask(history, opened(seed), first.prompts, first.max_new, first.stop)
+            return [tokens.tolist() for tokens in record.emitted]
+
+        if kind in ("apart", "between"):
+            far = by.seed + (FAR_SEED if kind == "apart" else 1)
+            drawn = sum(map(len, before))
             # fewer draws may coincide by chance, above all at a low temperature
-            coincide = before == now and drawn >= 2 * BLOCK and by.temperature >= 1
-            self.tally.require(not coincide, f"seeds {by.seed} and {other.seed} drew the same {drawn} tokens")
+            coincide = ask(far) == before and drawn >= 2 * BLOCK and by.temperature >= 1
+            self.tally.require(not coincide, f"seeds {by.seed} and {far} drew the same {drawn} tokens")
+        if kind == "apart":
             return
-        for row, (one, found) in enumerate(zip(before, now, strict=True)):
+        for row, (one, found) in enumerate(zip(before, ask(by.seed), strict=True)):
             at = first_difference(one, found)
             drew = f"drew {found[at : at + 1]} as new token {at}, the first {one[at : at + 1]}"
             self.tally.require(one == found, f"row {row}: a second decoder under seed {by.seed} {drew}")
@@ -348,19 +405,21 @@ class RequestCases:
         """
         for judge, trajectory in history.trajectories:
             judge.require_trajectory_matches_lens(trajectory)
-        for same in history.same:
-            self._judge_same_tokens(same)
+        for what, returned, copied in history.returned:
+            same = np.array_equal(returned, copied)
+            self.tally.require(same, f"{what} have changed since they were returned: their memory is used again")
         greedy: dict[int, tuple[Judge, list[AnsweredRequest]]] = {}
         for answer in history.answers:
             judge = self.bench.make_judge(self.tally, answer.by.decoder, answer.by.point)
             if answer.by.temperature or answer.by.point.schedule in APPROXIMATE:
-                self._judge_rows(judge, answer)
+                self._judge_rows(history, judge, answer)
             else:
                 greedy.setdefault(id(answer.by), (judge, []))[1].append(answer.request)
         for judge, answers in greedy.values():
             require_answers_match_lens(judge, answers)
+        self._judge_same_tokens(history)
 
-    def _judge_rows(self, judge: Judge, answer: RequestAnswer) -> None:
+    def _judge_rows(self, history: History, judge: Judge, answer: RequestAnswer) -> None:
         """Judge the rows of an answer with draws, or with states that the lens does not know."""
         request, record, point = answer.request, answer.request.record, answer.by.point
         rows = extract_trajectories(self.tally, record, request.prompts, request.max_new, request.stop, point)
@@ -370,13 +429,22 @@ class RequestCases:
         else:
             ahead = judge.with_lens_prefetch(rows)
             shown = [emitted_logits(ahead.require_trajectory_matches_lens(row), row) for row in rows]
+        temperature, noise = answer.by.temperature, judge.tolerance * emission_noise_factor(point)
         for row, (logits, emitted, prompt) in enumerate(zip(shown, record.emitted, request.prompts, strict=True)):
-            if answer.judges_draws and answer.by.temperature and len(logits):
-                drawn = SampledRow(answer.by.seed, row, emitted[: len(logits)], logits, prompt.tokens)
-                self._keep_drawn(answer.by.temperature, drawn)
+            if not temperature or not len(logits):
+                continue
+            unknown = rounding_chance(noise / temperature, len(emitted) - len(logits))  # after a tie of a depth
+            chance = min(1.0, rounding_chance_of_draws(logits, temperature, noise) + unknown)
+            history.chances[prompt.tokens.tobytes(), tuple(emitted.tolist())] = chance
+            if answer.judges_draws:
+                self._keep_drawn(
+                    temperature, SampledRow(answer.by.seed, row, emitted[: len(logits)], logits, prompt.tokens)
+                )
 
     def _keep_drawn(self, temperature: float, row: SampledRow) -> None:
         kept = self._drawn.setdefault(temperature, [])
+        if any((each.seed, each.row) == (row.seed, row.row) for each in kept):  # the same numbers, of seed 0
+            return
         if sum(each.logits.size for each in kept) + row.logits.size <= KEPT_LOGITS // len(TEMPERATURES):
             kept.append(row)
 
@@ -429,17 +497,27 @@ class RequestCases:
             self.tally.require(gap < max_tied_gap(point, judge.tolerance), where)
         return True
 
-    def _judge_same_tokens(self, same: SameTokens) -> None:
-        point, temperature = same.by.point, same.by.temperature
-        if temperature:
-            self._compared[temperature] = self._compared.get(temperature, 0) + 1
-            self._longest = max(self._longest, len(same.wanted))
-            if same.found != same.wanted:
-                at = first_difference(same.found, same.wanted)
-                self._parted.setdefault(temperature, []).append(f"{same.what}, from new token {at} on")
-            return
-        if same.found == same.wanted:
-            return
+    def _judge_same_tokens(self, history: History) -> None:
+        """Require equal tokens of every pair: greedily up to a tie, of draws as often as rounding allows."""
+        parted, chances, temperature = list[str](), list[float](), 0.0
+        for same in history.same:
+            differ, temperature = same.found != same.wanted, same.by.temperature
+            if not temperature:
+                if differ:
+                    self._require_tied(same)
+                continue
+            rows = [(same.prompt.tokens.tobytes(), tuple(tokens)) for tokens in (same.wanted, same.found)]
+            chances.append(next((history.chances[row] for row in rows if row in history.chances), 1.0))
+            if differ:
+                parted.append(f"{same.what}, from new token {first_difference(same.found, same.wanted)} on")
+        if chances:
+            self._parted.setdefault(temperature, []).extend(parted)
+            self._chances.setdefault(temperature, []).extend(chances)
+            level = LEVEL / LIKELY_CASES
+            require_rounding_explains_draw_changes(self.tally, parted, chances, temperature, *OTHERWISE, level)
+
+    def _require_tied(self, same: SameTokens) -> None:
+        point = same.by.point
         own = partial(is_next_token_tied, self.bench.own(point), point) if point.schedule in APPROXIMATE else None
         noise = same.by.decoder.capabilities.logit_noise
         finding = check_same_tokens(
@@ -457,11 +535,9 @@ class RequestCases:
         """
         for temperature, rows in sorted(self._drawn.items()):
             require_rows_drawn_at_temperature(self.tally, rows, temperature, rng, noise)
-        for temperature, compared in sorted(self._compared.items()):
-            parted = self._parted.get(temperature, ())
-            require_rounding_explains_draw_changes(
-                self.tally, noise, parted, compared, self._longest, temperature, "sent otherwise", "alone"
-            )
+        for temperature, chances in sorted(self._chances.items()):
+            parted = self._parted[temperature]
+            require_rounding_explains_draw_changes(self.tally, parted, chances, temperature, *OTHERWISE)
 
 
 # ---------------------------------------------------------------- neighbours
@@ -469,48 +545,70 @@ class RequestCases:
 
 @contextmanager
 def make_neighbours(
-    bench: CaseBench, tally: Tally, history: History, by: OpenedDecoder, rng: np.random.Generator
-) -> Iterator[None]:
-    """Make the neighbours of a case before the block, and end them after it; their own answers are judged, too."""
+    bench: CaseBench,
+    tally: Tally,
+    history: History,
+    by: OpenedDecoder,
+    prompts: Sequence[Prompt],
+    rng: np.random.Generator,
+) -> Iterator[Callable[[], None]]:
+    """Make the neighbours of a case on ``prompts`` before the block, and end them after it.
+
+    The block gets a function that lets them act in between. Their own answers are judged, too; another decoder also
+    answers a prompt of the case, whose entries it must not share.
+    """
     kind, decoder = history.case["neighbours"], by.decoder
+    shared = max(prompts, key=lambda prompt: len(prompt.tokens)).tokens[: bench.window - BESIDE_NEW]
 
     def draw_prompt(length: int) -> Prompt:
         return Prompt(rng.integers(0, bench.vocabulary, length))
 
     def ask(other: OpenedDecoder) -> None:
-        prompts = [draw_prompt(6), draw_prompt(4)]
-        record = copy.deepcopy(other.decoder.generate(prompts, 4, NO_STOP))
-        history.answers.append(RequestAnswer(other, AnsweredRequest(prompts, 4, NO_STOP, record)))
+        asked = [draw_prompt(6), Prompt(shared.copy())]
+        record = copy.deepcopy(other.decoder.generate(asked, BESIDE_NEW, NO_STOP))
+        history.answers.append(RequestAnswer(other, AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)))
 
+    def open_other(stack: ExitStack) -> OpenedDecoder:
+        full = bench.points["full", "L"]
+        return OpenedDecoder(stack.enter_context(bench.open_decoder(full, max_rows=2)), full)
+
+    def close_other() -> None:
+        with ExitStack() as opened:
+            ask(open_other(opened))
+
+    def raise_error() -> None:
+        with suppress(Exception):  # an answer to a token that does not exist is not judged, nor the error's type
+            decoder.generate([Prompt(np.array([bench.vocabulary + 3]))], 1, NO_STOP)
+
+    def feed_all() -> None:
+        for session in beside:
+            session.feed(rng.integers(0, bench.vocabulary, (1, 1)))
+
+    beside: list[CheckedSession] = []
+    act: Callable[[], None] = feed_all
     if kind != "none":
         history.steps.append(f"neighbours: {kind}")
     with ExitStack() as stack:
-        if kind == "raised":
-            with suppress(Exception):  # an answer to a token that does not exist is not judged, nor the error's type
-                decoder.generate([Prompt(np.array([bench.vocabulary + 3]))], 1, NO_STOP)
-        elif kind == "257th request":
+        if kind == "257th request":
             for _ in range(EARLIER_REQUESTS):
                 decoder.generate([draw_prompt(1)], 1, NO_STOP)
-        elif kind == "65th session":
-            for _ in range(EARLIER_SESSIONS):
-                stack.callback(decoder.start([draw_prompt(1)])[0].close)
-        elif kind == "session":
+        elif kind in ("session", "65th session"):
             judge = bench.make_judge(tally, decoder, by.point)
-            beside = stack.enter_context(CheckedSession(judge, decoder, [draw_prompt(6)], ["the other session"]))
-            beside.feed(rng.integers(0, bench.vocabulary, (1, 1)))
-        elif kind in ("decoder", "closed"):
-            full = bench.points["full", "L"]
-            opened = ExitStack()
-            other = OpenedDecoder(opened.enter_context(bench.open_decoder(full, max_rows=2)), full)
-            ask(other)
-            if kind == "closed":
-                opened.close()
-            else:
-                stack.enter_context(opened)
-        yield
-        if kind == "decoder":
-            ask(other)
-        elif kind == "session":
-            beside.feed(rng.integers(0, bench.vocabulary, (1, 1)))
-            if by.point.schedule not in APPROXIMATE:
-                history.trajectories += [(judge, trajectory) for trajectory in beside.build_trajectories()]
+            for number in range(EARLIER_SESSIONS if kind == "65th session" else 1):
+                if number in (0, 1, EARLIER_SESSIONS - 1):  # the others stay as they are
+                    opened = CheckedSession(judge, decoder, [draw_prompt(6)], [f"other session {number}"])
+                    beside.append(stack.enter_context(opened))
+                else:
+                    stack.callback(decoder.start([draw_prompt(1)])[0].close)
+        elif kind == "raised":
+            act = raise_error
+        elif kind == "closed":
+            act = close_other
+        elif kind == "decoder":
+            act = partial(ask, open_other(stack))
+        act()
+        yield act
+        if kind not in ("raised", "closed"):
+            act()
+        if by.point.schedule not in APPROXIMATE:
+            history.trajectories += [(judge, row) for session in beside for row in session.build_trajectories()]
