@@ -50,8 +50,8 @@ _SHARED = {
     "ceiling": Dimension("whether the point's ceiling is the last layer", ("L", "below")),
     "rows": Dimension("rows of the batch", ("1", "2", "5", "9", "17", "33")),
     "prompt": Dimension(
-        "the first row's prompt: its length against K/V blocks of 16 and against the window, of which new tokens need "
-        "the rest; a strided array; equal to another row's and an earlier request's, or a beginning of theirs",
+        "the longest prompt: its length against K/V blocks of 16 and against the window, of which new tokens need the "
+        "rest; a strided array; equal to another row's and an earlier request's, or sharing a beginning with theirs",
         ("within a block", "one token", "across a block", "strided", "equal", "prefix", "window − 1", "window"),
     ),
     "place": Dimension("where the first decided tokens lie", ("start", "position 96", "window's end")),
@@ -69,8 +69,9 @@ REQUESTS: dict[str, Dimension] = {
     "new": Dimension("new tokens", ("8", "1", "33", "70")),
     "temperature": Dimension("temperature of the draw", ("0", "2", "1", "just off 1", "0.07")),
     "seed": Dimension(
-        "what a second decoder is opened with: the same seed, one apart by 2¹⁶, or another that answers in between",
-        ("equal", "apart", "between"),
+        "what a second decoder is opened with: the same seed, one apart by 2³⁰, or by 1, which answers in between; or "
+        "both with seed 0",
+        ("equal", "apart", "between", "zero"),
     ),
     "stops": Dimension(
         "the stop set: none, one id that ends a row, the first new token, an id of the prompt, 21 ids",
@@ -87,11 +88,14 @@ SESSIONS: dict[str, Dimension] = {
         ("none", "1–8", "more than 16", "into the prompt", "all but one"),
     ),
     "depths": Dimension(
-        "forced depths: none, falling, all at the ceiling, and refused ones above the cap or rising within a feed",
+        "forced depths: none, falling, all at the ceiling, and refused ones of one row: outside 1 … cap, or rising "
+        "within a feed",
         ("none", "falling", "ceiling", "above", "rising"),
     ),
     "shown": Dimension("tokens of a feed whose logits are asked for", ("all", "last", "none")),
-    "commit": Dimension("tokens committed before more are fed", ("none", "some", "all")),
+    "commit": Dimension(
+        "tokens committed before more are fed; after a part of them a rollback to it follows", ("none", "all", "some")
+    ),
     "drop": Dimension("rows dropped half-way", ("none", "no row", "some")),
 }
 

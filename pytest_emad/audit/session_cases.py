@@ -7,6 +7,7 @@ script where the lens does not know the states.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,7 @@ from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
 AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has room
 SHORTEST_ROLLBACK, LONGEST_ROLLBACK = 1, 8
 LONG_ROLLBACK = 17
+SHORTEST_COMMIT = 3  # tokens at the end of a row that a commit of a part may leave out, at least
 UNBOUNDED = 10**6
 
 
@@ -37,8 +39,9 @@ UNBOUNDED = 10**6
 class SessionScript:
     """Everything that a case does with a session, drawn before the decoder is asked.
 
-    ``tokens`` int64 [rows, n]: fed in this order; ``after`` int64 [2, rows, ``AFTER``]: fed after the rollback and
-    after the commit. ``widest``: tokens of a feed at most. ``seed`` draws depths and lengths.
+    ``tokens`` int64 [rows, n]: fed in this order; ``after`` int64 [4, rows, ``AFTER``]: fed after the rollback, after
+    the commit, after a rollback to what was committed, and at the end. ``widest``: tokens of a feed at most. ``seed``
+    draws depths and lengths.
     """
 
     case: Case
@@ -48,12 +51,19 @@ class SessionScript:
     widest: int
     seed: int
 
-    def run(self, transcript: CheckedSession, history: History, window: int) -> list[Trajectory]:
-        """Do all of it with an open session; returns its trajectories, also of tokens that a rollback forgot."""
+    def run(
+        self, transcript: CheckedSession, history: History, window: int, act: Callable[[], None]
+    ) -> list[Trajectory]:
+        """Do all of it with an open session; returns its trajectories, also of tokens that a rollback forgot.
+
+        ``act``: lets the neighbours act, half-way.
+        """
         case, rng, forgotten = self.case, np.random.default_rng(self.seed), list[Trajectory]()
-        middle = self.tokens.shape[1] // 2
+        halves = case["drop"] != "none" or case["neighbours"] != "none"
+        middle = self.tokens.shape[1] // 2 if halves else self.tokens.shape[1]
         self._refuse(transcript, history, rng)
         self._feed(transcript, history, self.tokens[:, :middle], rng)
+        act()
         if case["drop"] != "none":
             count = int(rng.integers(1, len(transcript.rows))) if case["drop"] == "some" else 0
             gone = rng.permutation(len(transcript.rows))[:count].tolist()
@@ -62,17 +72,38 @@ class SessionScript:
         self._feed(transcript, history, self.tokens[transcript.rows, middle:], rng)
         if case["rollback"] != "none":
             lengths = np.array([self._rolled_back(row, transcript, rng) for row in transcript.rows])
-            history.steps.append(f"rollback to {lengths.tolist()} tokens")
-            forgotten = transcript.build_trajectories()
-            transcript.rollback(lengths)
+            forgotten += self._roll_back(transcript, history, lengths)
             self._feed(transcript, history, self.after[0][transcript.rows], rng, window)
         if case["commit"] != "none":
             held = transcript.session.length
-            kept = held if case["commit"] == "all" else np.maximum(1, held - rng.integers(0, 4, len(held)))
+            # a part may end before depths fell, so that a rollback to it needs deeper entries again
+            most = max(SHORTEST_COMMIT, self.tokens.shape[1])
+            kept = held if case["commit"] == "all" else np.maximum(1, held - rng.integers(0, most + 1, len(held)))
             history.steps.append(f"commit {kept.tolist()} of {held.tolist()} tokens")
-            transcript.commit(kept)
+            sent = kept.copy()
+            transcript.commit(sent)
+            self._count_on(transcript, sent)
             self._feed(transcript, history, self.after[1][transcript.rows], rng, window)
+            if case["commit"] == "some":
+                forgotten += self._roll_back(transcript, history, kept)
+                self._feed(transcript, history, self.after[2][transcript.rows], rng, window)
+        if case["shown"] == "none":  # entries of tokens without logits show in the logits of later ones
+            self._feed(transcript, history, self.after[3][transcript.rows], rng, window, shown="all")
         return [*forgotten, *transcript.build_trajectories()]
+
+    def _roll_back(self, transcript: CheckedSession, history: History, lengths: Ints) -> list[Trajectory]:
+        """Roll back to ``lengths`` [rows]; returns the trajectories up to now."""
+        history.steps.append(f"rollback to {lengths.tolist()} tokens")
+        forgotten, sent = transcript.build_trajectories(), lengths.copy()
+        transcript.rollback(sent)
+        self._count_on(transcript, sent)
+        return forgotten
+
+    def _count_on(self, transcript: CheckedSession, lengths: Ints) -> None:
+        """Count on in an array of lengths that the session got, as a caller does that uses it again."""
+        if self.case["arrays"] == "overwritten":
+            lengths += 1
+            transcript.require_state("after the caller changed its array of lengths")
 
     def _rolled_back(self, row: int, transcript: CheckedSession, rng: np.random.Generator) -> int:
         held, prompt, kind = len(transcript.tokens[row]), len(self.prompts[row].tokens), self.case["rollback"]
@@ -84,21 +115,26 @@ class SessionScript:
         return int(rng.integers(1, prompt)) if kind == "into the prompt" and prompt > 1 else 1
 
     def _refuse(self, transcript: CheckedSession, history: History, rng: np.random.Generator) -> None:
-        """Ask for a depth that the case's session must refuse."""
+        """Ask for a depth of one row, in a feed of the case's width, that the session must refuse."""
         kind, rows = self.case["depths"], len(transcript.rows)
         if kind not in ("above", "rising"):
             return
-        cap = transcript.session.cap[:, None]
-        if kind == "above":
-            depth, tokens = cap + 1, self.tokens[:, :1]
-        else:
-            depth, tokens = np.concatenate([np.maximum(1, cap - 1), cap], axis=1), self.tokens[:, :2]
-            if (depth[:, 0] == depth[:, 1]).any():  # a cap of 1 cannot rise within itself
-                depth = np.concatenate([cap, cap + 1], axis=1)
-        if depth.shape[1] > self.widest:
+        caps = transcript.session.cap
+        width = max(1 if kind == "above" else 2, min(int(self.case["feed"]), self.tokens.shape[1]))
+        if width > self.widest:
             return
-        history.steps.append(f"feed {rows} × {tokens.shape[1]} tokens at inadmissible depths {depth.tolist()}")
-        transcript.require_inadmissible_depth_refused(np.array(tokens), depth)
+        depth, row = np.repeat(caps[:, None], width, axis=1), int(rng.integers(rows))
+        if kind == "above":
+            depth[row] = caps[row] + 1 if rng.integers(2) else 0
+        else:
+            rises = int(rng.integers(1, width))
+            lower = max(1, caps[row] - 1)
+            depth[row, :rises], depth[row, rises:] = lower, lower + 1  # a cap of 1 cannot rise within itself
+        history.steps.append(
+            f"feed {rows} × {width} tokens at inadmissible depths {depth[row].tolist()} of row {row}, whose cap is "
+            f"{caps[row]}"
+        )
+        transcript.require_inadmissible_depth_refused(np.array(self.tokens[:, :width]), depth)
 
     def _feed(
         self,
@@ -107,22 +143,25 @@ class SessionScript:
         tokens: Ints,
         rng: np.random.Generator,
         window: int = UNBOUNDED,
+        shown: str | None = None,
     ) -> None:
         """Feed ``tokens`` [rows, n] in feeds of the case's width, at its depths, as far as ``window`` reaches."""
-        room = window - int(transcript.session.length.max())
+        room, shown = window - int(transcript.session.length.max()), shown or self.case["shown"]
         tokens, width = tokens[:, : max(0, room)], min(int(self.case["feed"]), self.widest)
         if not tokens.shape[1]:
             return
         history.steps.append(
             f"feed {len(tokens)} × {tokens.shape[1]} tokens, {width} at once, depths {self.case['depths']}, logits of "
-            f"{self.case['shown']}"
+            f"{shown}"
         )
         for first in range(0, tokens.shape[1], width):
             fed = np.array(tokens[:, first : first + width])
             depth = self._depths(transcript.session.cap, fed.shape[1], rng)
-            last = {"all": None, "last": 1, "none": 0}[self.case["shown"]]
+            last = {"all": None, "last": 1, "none": 0}[shown]
             transcript.feed(fed, depth, last)
             overwrite_arrays(self.case, [fed] if depth is None else [fed, depth])
+            if self.case["arrays"] == "overwritten":
+                transcript.require_state("after the caller wrote over its arrays")
 
     def _depths(self, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
         kind = self.case["depths"]
@@ -145,7 +184,7 @@ class SessionCases:
         new, rows = int(case["new"]), int(case["rows"])
         prompts = self.bench.draw_prompts(case, rng, new)
         tokens = rng.integers(0, self.bench.vocabulary, (rows, new))
-        after = rng.integers(0, self.bench.vocabulary, (2, rows, AFTER))
+        after = rng.integers(0, self.bench.vocabulary, (4, rows, AFTER))
         return SessionScript(case, prompts, tokens, after, self._widest, int(rng.integers(2**32)))
 
     def decode(self, history: History, seed: int) -> None:
@@ -160,21 +199,24 @@ class SessionCases:
         history.steps.append(f"open {point.name}")
         with (
             bench.open_decoder(point, max_rows=max(2, len(script.prompts))) as decoder,
-            make_neighbours(bench, self.tally, history, OpenedDecoder(decoder, point), rng),
+            make_neighbours(bench, self.tally, history, OpenedDecoder(decoder, point), script.prompts, rng) as act,
         ):
             if case["prompt"] in ("equal", "prefix"):
-                session, _ = decoder.start(script.prompts[:1])
+                longest = max(script.prompts, key=lambda prompt: len(prompt.tokens))
+                session, _ = decoder.start([longest])
                 session.close()
             judge = bench.make_judge(self.tally, decoder, point)
-            trajectories = self._run(script, judge, decoder, history)
+            trajectories = self._run(script, judge, decoder, history, act)
         if point.schedule in APPROXIMATE:
             uncounted = bench.make_judge(Tally(self.tally.check), decoder, point)
-            theirs = self._run(script, uncounted, bench.own(point), History(case))
+            theirs = self._run(script, uncounted, bench.own(point), History(case), lambda: None)
             history.pairs += [(judge, *pair) for pair in zip(trajectories, theirs, strict=True)]
         else:
             history.trajectories += [(judge, trajectory) for trajectory in trajectories]
 
-    def _run(self, script: SessionScript, judge: Judge, decoder: Decoder, history: History) -> list[Trajectory]:
+    def _run(
+        self, script: SessionScript, judge: Judge, decoder: Decoder, history: History, act: Callable[[], None]
+    ) -> list[Trajectory]:
         sent = make_sent_prompts(script.case, script.prompts)
         lengths = [len(prompt.tokens) for prompt in sent]
         history.steps.append(f"start a session over prompts of {lengths} tokens")
@@ -182,7 +224,7 @@ class SessionCases:
                                  "fed": script.tokens.tolist()})  # fmt: skip
         with CheckedSession(judge, decoder, sent) as transcript:
             overwrite_arrays(script.case, (prompt.tokens for prompt in sent))
-            return script.run(transcript, history, self.bench.window)
+            return script.run(transcript, history, self.bench.window, act)
 
     def judge(self, history: History) -> None:
         """Judge every position of ``history``.

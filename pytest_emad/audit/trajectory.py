@@ -426,19 +426,21 @@ class CheckedSession:
         for row, row_length in zip(self.rows, length.tolist(), strict=True):
             del self.tokens[row][row_length:], self.steps[row][max(0, row_length - self.first[row]) :]
             self.first[row] = min(self.first[row], row_length)  # the next token is the first one decided
-        self._require_state("after rollback")
+        self.require_state("after rollback")
 
     def commit(self, length: Ints) -> None:
         """Commit ``length`` [rows], which changes no length and no cap."""
         self.session.commit(length)
-        self._require_state("after commit")
+        self.require_state("after commit")
 
     def drop(self, *indices: int) -> None:
         """Drop the rows at ``indices`` among the present ones, in one call and in that order; none: an empty array."""
-        self.session.drop(np.array(indices, dtype=np.int64))
+        sent = np.array(indices, dtype=np.int64)
+        self.session.drop(sent)
+        sent.fill(0)  # a caller may use its array again
         self.tally.live["dropped_rows"] += len(indices)
         self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
-        self._require_state("after drop")
+        self.require_state("after drop")
 
     def build_trajectories(self) -> list[Trajectory]:
         """Trajectories of all rows, dropped ones included, after requiring that no returned array has changed."""
@@ -482,7 +484,7 @@ class CheckedSession:
                 logits = step.logits[index, at - n + last] if at >= n - last else None
                 answer = (int(step.depth[index, at]), step.signal[index, at], logits)
                 self.steps[row].append((*answer, depth is None, self.stage))
-        self._require_state("after a step")
+        self.require_state("after a step")
 
     def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:
         """Store ``returned`` with an immediate copy, and return the copy."""
@@ -490,7 +492,8 @@ class CheckedSession:
         self._returned.append((what, returned, copied))
         return copied
 
-    def _require_state(self, when: str) -> None:
+    def require_state(self, when: str) -> None:
+        """Require the lengths and caps of the session's rows."""
         for part in ("length", "cap"):
             self._keep(f"session.{part} read {when} (call {self._calls})", getattr(self.session, part))
         length = [len(self.tokens[row]) for row in self.rows]
