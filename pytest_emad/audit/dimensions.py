@@ -97,6 +97,7 @@ SESSIONS: dict[str, Dimension] = {
         "tokens committed before more are fed; after a part of them a rollback to it follows", ("none", "all", "some")
     ),
     "drop": Dimension("rows dropped half-way", ("none", "no row", "some")),
+    "temperature": Dimension("temperature of the decoder's draws, which its sessions do not make", ("0", "2")),
 }
 
 _FIXED = ("full", "watching", "truncated")  # points at which every token has the same depth
@@ -163,7 +164,11 @@ SESSION_CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(("prompt", "new"), lambda prompt, new: prompt != "window" or new == "0", "a full window has no room"),
     Constraint(
         ("point", "depths"),
-        lambda point, depths: point not in _RISING or depths in ("none", "ceiling"),
+        lambda point, depths: (
+            point not in _RISING
+            or depths in ("none", "ceiling", "above")
+            or (point != "copying" and depths == "falling")
+        ),
         "where depth may rise, every depth up to the ceiling is admissible, and copies of forced depths have no oracle",
     ),
     Constraint(("feed", "depths"), lambda feed, depths: depths != "rising" or feed != "1", "one token cannot rise"),

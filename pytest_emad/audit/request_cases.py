@@ -25,7 +25,7 @@ from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.reference_logits import Lens, emission_noise_factor, is_tied, max_tied_gap
-from pytest_emad.audit.requests import require_answers_match_lens
+from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match_lens
 from pytest_emad.audit.sampling import (
     LEVEL,
     SampledRow,
@@ -92,6 +92,8 @@ class CaseBench:
         for text in texts:
             if len(text) > 1:
                 text[: min(UNSEEN, len(text) - 1)] = unseen.integers(0, self.vocabulary, min(UNSEEN, len(text) - 1))
+            # an end that a decoder may take for padding
+            text[-1] = (text[-1], text[-1], text[-1], 0, self.vocabulary - 1)[int(rng.integers(5))]
         if kind == "equal" and rows > 1:
             texts[1] = texts[0].copy()
         if kind == "prefix" and rows > 1:
@@ -99,6 +101,10 @@ class CaseBench:
         if kind == "prefix" and rows > 2:
             texts[2] = self.fork(texts[0], rng)
         return [Prompt(texts[row]) for row in rng.permutation(rows)]
+
+    def draw_most_rows(self, rows: int, rng: np.random.Generator) -> int:
+        """The number of rows that a decoder of ``rows`` is opened for: as many, or a few more, which stay empty."""
+        return max(2, rows + int(rng.integers(4)))
 
     def fork(self, tokens: Ints, rng: np.random.Generator) -> Ints:
         """A prompt as long as ``tokens`` that begins like it, and ends in random tokens."""
@@ -113,7 +119,8 @@ class CaseBench:
         if place == "position 96":
             return min(room, POSITION + int(rng.integers(-2, 3)))
         length = {"one token": 1, "within a block": 7, "across a block": BLOCK + int(rng.integers(1, BLOCK))}
-        return min(room, length.get(kind, int(rng.integers(9, BLOCK))))
+        near_blocks = (int(rng.integers(9, BLOCK)), BLOCK, BLOCK + 1, 2 * BLOCK)
+        return min(room, length.get(kind, near_blocks[int(rng.integers(4))]))
 
 
 def make_sent_prompts(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -230,12 +237,13 @@ class RequestCases:
         point, new, temperature = bench.point_of(case), int(case["new"]), TEMPERATURES[case["temperature"]]
         # some servers refuse a request whose prompt and new tokens together exceed the window
         prompts, own_seed = bench.draw_prompts(case, rng, new), int(rng.integers(1, FAR_SEED))
+        most_rows = bench.draw_most_rows(len(prompts), rng)
         with ExitStack() as stack:
 
             def opened(by_seed: int) -> OpenedDecoder:
                 history.steps.append(f"open {point.name}, temperature {temperature:g}, seed {by_seed}")
                 sampled: dict[str, Any] = {"temperature": temperature} if temperature else {}
-                made = bench.open_decoder(point, max_rows=max(2, len(prompts)), seed=by_seed, **sampled)
+                made = bench.open_decoder(point, max_rows=most_rows, seed=by_seed, **sampled)
                 return OpenedDecoder(stack.enter_context(made), point, temperature, by_seed)
 
             by = opened(0 if case["seed"] == "zero" else own_seed)
@@ -334,9 +342,13 @@ class RequestCases:
         """
         call = history.case["call"]
         if call == "generate":
-            self._ask(history, by, prompts, new, stop, judges_draws=True)
+            record = self._ask(history, by, prompts, new, stop, judges_draws=True)
             if history.case["arrays"] == "overwritten":
                 self._ask(history, by, prompts, new, stop)
+            if len(prompts) > 1:
+                alone = self._ask(history, by, prompts[:1], new, stop)
+                tokens = [each.emitted[0].tolist() for each in (record, alone)]
+                history.same.append(SameTokens("row 0, in a batch", by, prompts[0], *tokens))
             return
         method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]
         send = getattr(by.decoder, method, None)
@@ -569,23 +581,32 @@ def make_neighbours(
         history.answers.append(RequestAnswer(other, AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)))
 
     def open_other(stack: ExitStack) -> OpenedDecoder:
-        full = bench.points["full", "L"]
-        return OpenedDecoder(stack.enter_context(bench.open_decoder(full, max_rows=2)), full)
+        """A decoder at full depth, or at another point with the same probes."""
+        kind = "full" if not by.point.probes or rng.integers(2) else "watching"
+        point = bench.points[kind, "L"]
+        return OpenedDecoder(stack.enter_context(bench.open_decoder(point, max_rows=2)), point)
 
     def close_other() -> None:
         with ExitStack() as opened:
             ask(open_other(opened))
 
-    def raise_error() -> None:
-        with suppress(Exception):  # an answer to a token that does not exist is not judged, nor the error's type
-            decoder.generate([Prompt(np.array([bench.vocabulary + 3]))], 1, NO_STOP)
+    def raise_errors() -> None:
+        """Two requests that raise: at a token that does not exist, and by their own stop set after the first step."""
+        asked, stop = [draw_prompt(5), draw_prompt(3)], AbortingStopTokens([0])
+        stop.most = len(asked)
+        # an answer to a token that does not exist is not judged, nor the error's type
+        for rows, ends in (([Prompt(np.array([bench.vocabulary + 3]))], NO_STOP), (asked, stop)):
+            with suppress(Exception):
+                decoder.generate(rows, BESIDE_NEW, ends)
 
     def feed_all() -> None:
         for session in beside:
-            session.feed(rng.integers(0, bench.vocabulary, (1, 1)))
+            session.feed(rng.integers(0, bench.vocabulary, (len(session.rows), 1)))
+        if kind == "session":  # another one ends before those
+            decoder.start([draw_prompt(3)])[0].close()
 
     beside: list[CheckedSession] = []
-    act: Callable[[], None] = feed_all
+    act: Callable[[], None] = feed_all if kind in ("session", "65th session") else lambda: None
     if kind != "none":
         history.steps.append(f"neighbours: {kind}")
     with ExitStack() as stack:
@@ -594,14 +615,16 @@ def make_neighbours(
                 decoder.generate([draw_prompt(1)], 1, NO_STOP)
         elif kind in ("session", "65th session"):
             judge = bench.make_judge(tally, decoder, by.point)
-            for number in range(EARLIER_SESSIONS if kind == "65th session" else 1):
-                if number in (0, 1, EARLIER_SESSIONS - 1):  # the others stay as they are
-                    opened = CheckedSession(judge, decoder, [draw_prompt(6)], [f"other session {number}"])
+            rows, last = (1, EARLIER_SESSIONS - 1) if kind == "65th session" else (len(prompts), 0)
+            for number in range(last + 1):
+                if number in (0, last):  # those between stay as they are
+                    names = [f"other session {number}, row {row}" for row in range(rows)]
+                    opened = CheckedSession(judge, decoder, [draw_prompt(6) for _ in range(rows)], names)
                     beside.append(stack.enter_context(opened))
                 else:
                     stack.callback(decoder.start([draw_prompt(1)])[0].close)
         elif kind == "raised":
-            act = raise_error
+            act = raise_errors
         elif kind == "closed":
             act = close_other
         elif kind == "decoder":

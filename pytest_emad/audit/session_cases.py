@@ -19,6 +19,7 @@ from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.reference_logits import is_tied
 from pytest_emad.audit.request_cases import (
     APPROXIMATE,
+    TEMPERATURES,
     CaseBench,
     History,
     OpenedDecoder,
@@ -31,6 +32,8 @@ from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
 AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has room
 SHORTEST_ROLLBACK, LONGEST_ROLLBACK = 1, 8
 LONG_ROLLBACK = 17
+FED_PADDING = 1 / 16  # share of fed tokens with the usual id of padding
+LEFT_TO_THE_RULE = 1 / 4  # share of the feeds of a session with forced depths
 SHORTEST_COMMIT = 3  # tokens at the end of a row that a commit of a part may leave out, at least
 UNBOUNDED = 10**6
 
@@ -109,7 +112,8 @@ class SessionScript:
         held, prompt, kind = len(transcript.tokens[row]), len(self.prompts[row].tokens), self.case["rollback"]
         fed = held - prompt
         if kind == "1–8":
-            return held - int(rng.integers(SHORTEST_ROLLBACK, min(LONGEST_ROLLBACK, fed) + 1))
+            least = SHORTEST_ROLLBACK if row == transcript.rows[0] else 0  # other rows may stay as they are
+            return held - int(rng.integers(least, min(LONGEST_ROLLBACK, fed) + 1))
         if kind == "more than 16":
             return held - int(rng.integers(LONG_ROLLBACK, fed + 1))
         return int(rng.integers(1, prompt)) if kind == "into the prompt" and prompt > 1 else 1
@@ -155,20 +159,28 @@ class SessionScript:
             f"{shown}"
         )
         for first in range(0, tokens.shape[1], width):
-            fed = np.array(tokens[:, first : first + width])
+            fed = self._sent(tokens[:, first : first + width])
             depth = self._depths(transcript.session.cap, fed.shape[1], rng)
+            depth = None if depth is None else self._sent(depth)
             last = {"all": None, "last": 1, "none": 0}[shown]
             transcript.feed(fed, depth, last)
             overwrite_arrays(self.case, [fed] if depth is None else [fed, depth])
             if self.case["arrays"] == "overwritten":
                 transcript.require_state("after the caller wrote over its arrays")
 
+    def _sent(self, array: Ints) -> Ints:
+        """``array`` [rows, n] as the case's caller passes it: every second column of a larger one, if "strided"."""
+        if self.case["prompt"] != "strided":
+            return np.array(array)
+        apart: Ints = np.stack([array, array[::-1, ::-1]], axis=-1).reshape(len(array), -1)[:, ::2]
+        return apart
+
     def _depths(self, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
         kind = self.case["depths"]
+        if kind not in ("ceiling", "falling") or rng.random() < LEFT_TO_THE_RULE:
+            return None
         if kind == "ceiling":
             return np.repeat(cap[:, None], n, axis=1)
-        if kind != "falling":
-            return None
         falls = rng.random((len(cap), n)) < 1 / 8  # slowly, so that several depths are held for some tokens
         return np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
 
@@ -184,6 +196,7 @@ class SessionCases:
         new, rows = int(case["new"]), int(case["rows"])
         prompts = self.bench.draw_prompts(case, rng, new)
         tokens = rng.integers(0, self.bench.vocabulary, (rows, new))
+        tokens[rng.random(tokens.shape) < FED_PADDING] = 0
         after = rng.integers(0, self.bench.vocabulary, (4, rows, AFTER))
         return SessionScript(case, prompts, tokens, after, self._widest, int(rng.integers(2**32)))
 
@@ -196,9 +209,11 @@ class SessionCases:
         """
         rng, case, bench = np.random.default_rng(seed), history.case, self.bench
         point, script = bench.point_of(case), self.draw_script(case, np.random.default_rng(seed))
-        history.steps.append(f"open {point.name}")
+        temperature = TEMPERATURES[case["temperature"]]
+        history.steps.append(f"open {point.name}" + (f", temperature {temperature:g}" if temperature else ""))
+        sampled = {"temperature": temperature} if temperature else {}
         with (
-            bench.open_decoder(point, max_rows=max(2, len(script.prompts))) as decoder,
+            bench.open_decoder(point, max_rows=bench.draw_most_rows(len(script.prompts), rng), **sampled) as decoder,
             make_neighbours(bench, self.tally, history, OpenedDecoder(decoder, point), script.prompts, rng) as act,
         ):
             if case["prompt"] in ("equal", "prefix"):

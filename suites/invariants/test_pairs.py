@@ -25,9 +25,9 @@ from pytest_emad.run.suite_support import AuditFindingGate
 NARROW = {"rows": ("9", "17", "33"), "new": ("33", "70"), "neighbours": ("65th session", "257th request")}
 FEWEST_CASES = 0.1  # share of the cases that our own decoder decodes with a large model, at least
 ASKED_REQUESTS = ("point", "rows", "call", "temperature", "neighbours")
-ASKED_SESSIONS = ("point", "rows", "neighbours", "depths", "rollback", "commit", "drop")
+ASKED_SESSIONS = ("point", "rows", "neighbours", "depths", "rollback", "commit", "drop", "temperature")
 REQUEST_PAIRS = (("point", "ceiling"), ("point", "call"), ("point", "temperature"), ("call", "temperature"))
-SESSION_PAIRS = (("point", "ceiling"), ("point", "depths"))
+SESSION_PAIRS = (("point", "ceiling"), ("point", "depths"), ("point", "temperature"))
 
 
 def find_left_out_values(subject: ModelUnderTest, bench: CaseBench) -> dict[str, tuple[str, ...]]:
