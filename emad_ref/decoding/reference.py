@@ -138,7 +138,7 @@ class ReferenceSession:
 
     def commit(self, length: Ints) -> None:
         self._require_open()
-        self._commit(self._checked_length(length, "commit"))
+        self._commit(self._checked_length(length, "commit").copy())  # the caller may use its array again
 
     def drop(self, rows: Ints) -> None:
         self._require_open()

@@ -58,6 +58,7 @@ PLAIN_SIGNALS = tuple(
 DRAWS = 3  # most draws of a variant's own numbers until ignoring it shows
 ENOUGH = 3  # discriminating positions that end the search for thresholds, and that are decoded
 FEWEST_DECODED = 4  # least tokens fed, and generated
+BATCH_ROWS = 3
 CLEAR = 2  # least tolerances between a signal and a threshold; closer ones are decided by rounding
 
 
@@ -341,9 +342,9 @@ class SignalTooNoisyError(EmadError):
 class FieldsCheck:
     """Inputs of the check of every variant.
 
-    ``opened`` opens the decoder under test at a point; it or its methods may raise Unsupported. ``own`` makes the
-    reference decoder at a point whose states the lens does not know. ``new``: most tokens to generate. ``tolerance`` in
-    logits and nats, raised to the decoder's declared noise.
+    ``opened`` opens the decoder under test at a point, for ``BATCH_ROWS`` rows; it or its methods may raise
+    Unsupported. ``own`` makes the reference decoder, for as many, at a point whose states the lens does not know.
+    ``new``: most tokens to generate. ``tolerance`` in logits and nats, raised to the decoder's declared noise.
     """
 
     opened: DecoderOpening
@@ -417,24 +418,28 @@ class FieldsCheck:
         if variant.unservable:
             self._require_refused(tally, point, prompt)
             return
-        new = min(self.new, len(continuation))
+        new, (prompts, continuations) = min(self.new, len(continuation)), _rows_of_a_batch(prompt, continuation)
         with self.opened(point) as decoder:
             declared = decoder.capabilities.logit_noise
             allowed = tally.tolerance_at_least_noise(self.tolerance, declared)
             if not variant.by_lens:
                 own = self.own(point)
-                actual, expected = (each.generate([prompt], new, frozenset()) for each in (decoder, own))
+                actual, expected = (each.generate(prompts, new, frozenset()) for each in (decoder, own))
                 theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (actual, expected))
                 there, here = (
-                    [each.tokens.depth[each.tokens.kept_row_indices(0)][-new:].tolist()] for each in (actual, expected)
+                    [
+                        each.tokens.depth[each.tokens.kept_row_indices(row)][-new:].tolist()
+                        for row in range(len(prompts))
+                    ]
+                    for each in (actual, expected)
                 )
                 same = check_same_tokens(
-                    self.lens, self.tolerance, [prompt], theirs, mine, point, there, here, declared=declared,
+                    self.lens, self.tolerance, prompts, theirs, mine, point, there, here, declared=declared,
                     most_ties=1.0, tied_when_decoded=partial(is_next_token_tied, own, point),
-                )  # fmt: skip  # with one row, a share of ties has no meaning
+                )  # fmt: skip  # with few rows, a share of ties has no meaning
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
-                _compare_steps(tally, decoder, own, point, prompt, continuation, allowed)
+                _compare_steps(tally, decoder, own, point, prompts, continuations, allowed)
                 return
             if variant.jumps and allowed > MAX_JUMP_TOLERANCE:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
@@ -444,6 +449,9 @@ class FieldsCheck:
             require_record_matches_lens(
                 replace(judge, lens=self.lens), decoder.generate([prompt], new, frozenset()), [prompt], new
             )
+            judge = replace(judge, lens=self.lens)
+            require_session_run_matches_lens(judge, decoder, prompts, continuations)
+            require_record_matches_lens(judge, decoder.generate(prompts, new, frozenset()), prompts, new)
 
     def _require_refused(self, tally: Tally, point: OperatingPoint, prompt: Prompt) -> None:
         """Require a refusal: decoding at a point that names a missing file ignores the field."""
@@ -554,6 +562,17 @@ def _reverse_text(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
     return Prompt(tokens[: len(prompt.tokens)], prompt.source), tokens[len(prompt.tokens) :]
 
 
+def _rows_of_a_batch(prompt: Prompt, continuation: Ints) -> tuple[list[Prompt], Ints]:
+    """The text, the text reversed, and its halves exchanged, after prompts of different lengths; [rows, n] to feed.
+
+    The rows exit at different layers, so that state of a batch in place of a row's shows.
+    """
+    tokens, fed = np.concatenate([prompt.tokens, continuation]), len(continuation)
+    texts = (tokens, tokens[::-1], np.roll(tokens, len(tokens) // 2))
+    rows = [text[min(row, len(prompt.tokens) - 1) :].copy() for row, text in enumerate(texts)]
+    return [Prompt(row[:-fed], prompt.source) for row in rows], np.stack([row[-fed:] for row in rows])
+
+
 def _set_thresholds(point: OperatingPoint, levels: Floats) -> OperatingPoint:
     """``point`` with thresholds ``levels`` [probes] in every second bin row; the other rows let nothing exit."""
     never = SIGNALS[point.signal].unreachable_threshold
@@ -574,26 +593,29 @@ def _compare_steps(
     decoder: Decoder,
     own: Decoder,
     point: OperatingPoint,
-    prompt: Prompt,
-    continuation: Ints,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
     allowed: float,
 ) -> None:
-    """Require the depths and logits of ``own``, the reference decoder, on one text, up to the first tie of a depth.
+    """Require the depths and logits of ``own``, the reference decoder, in each row up to the first tie of a depth.
 
     Tokens would show an error in copied K/V only where it changes an argmax.
     """
-    (session, theirs), (own_session, mine) = (each.start([prompt]) for each in (decoder, own))
+    (session, theirs), (own_session, mine) = (each.start(prompts) for each in (decoder, own))
+    compared = list(range(len(prompts)))
     with closing(session), closing(own_session):
-        for at in range(len(continuation) + 1):
+        for at in range(continuations.shape[1] + 1):
             if at:
-                token = continuation[None, at - 1 : at]
-                theirs, mine = session.feed(token), own_session.feed(token)
-            if not np.array_equal(theirs.depth[:, -1], mine.depth[:, -1]):
-                tied = is_tied(point, mine.signal[:, -1], (np.zeros(1, dtype=np.int64),), allowed).any()
-                where = f"depth of fed token {at} is {theirs.depth[0, -1]}, but the rule's is {mine.depth[0, -1]}"
-                tally.require(bool(tied), where)
-                return
-            apart = float(np.abs(theirs.logits[:, -1] - mine.logits[:, -1]).max())
-            off = f"logits of fed token {at} are {apart:.2g} off, at most {allowed:.2g} allowed"
-            tally.require(apart <= allowed, off)
-            tally.n += 1
+                token = continuations[:, at - 1 : at]
+                theirs, mine = session.feed(token.copy()), own_session.feed(token.copy())
+            for row in compared[:]:
+                where = f"of fed token {at} of row {row}"
+                depth, wanted = theirs.depth[row, -1], mine.depth[row, -1]
+                if depth != wanted:
+                    tied = is_tied(point, mine.signal[[row], -1], (np.zeros(1, dtype=np.int64),), allowed).any()
+                    tally.require(bool(tied), f"depth {where} is {depth}, but the rule's is {wanted}")
+                    compared.remove(row)
+                    continue
+                apart = float(np.abs(theirs.logits[row, -1] - mine.logits[row, -1]).max())
+                tally.require(apart <= allowed, f"logits {where} are {apart:.2g} off, at most {allowed:.2g} allowed")
+                tally.n += 1

@@ -26,8 +26,13 @@ from pytest_emad.audit.decoding_checks import (
     require_record_work,
 )
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_raised_complaints
-from pytest_emad.audit.reference_logits import ProbeReadoutWork
-from pytest_emad.audit.sampling import SampledAnswer, require_rounding_explains_draw_changes, require_unaffected_samples
+from pytest_emad.audit.reference_logits import ProbeReadoutWork, emission_noise_factor
+from pytest_emad.audit.sampling import (
+    SampledAnswer,
+    require_rounding_explains_draw_changes,
+    require_unaffected_samples,
+    rounding_chance,
+)
 from pytest_emad.audit.spot_checks import AnsweredRequest
 from pytest_emad.audit.token_comparison import check_same_tokens, first_difference
 from pytest_emad.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
@@ -531,8 +536,10 @@ def check_sampled_streams(
         of_next_seed = drawn[len(prompts) :]
         judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
         judge.tally.n += rows * max_new
+        noise = judge.tolerance * emission_noise_factor(judge.point)
+        chances = [rounding_chance(noise / temperature, max_new)] * rows
         require_rounding_explains_draw_changes(
-            judge, parted, rows, max_new, temperature, "streamed at a temperature", "in whole answers"
+            judge.tally, parted, chances, temperature, "streamed", "in whole answers"
         )
     return judge.tally.to_finding()
 

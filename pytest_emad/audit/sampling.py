@@ -28,6 +28,12 @@ A histogram does not show a random number that draws two tokens either. So the c
 places of neighbours, modulo 1, in the same way. Many engines invert the distribution in the order of ids, and a number
 used twice shows only in the order of its use, so both orders are tested.
 
+Nor do neighbours show a number that a row uses again k tokens later, or that row r + d shares with row r. So two more
+events are counted for each k and each d: the token equals the one drawn k tokens, or d rows, before it, which has
+probability p_token; and the two places, in the order of ids, lie within ``NEAR`` of each other modulo 1, which has
+probability 2·``NEAR``. The first shows numbers that perturb every logit (Gumbel), the second numbers that invert the
+distribution.
+
 A slightly different temperature T′ changes u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token)
 also has mean 1 under an honest decoder, and is the most powerful test of T against T′ (Neyman and Pearson). E is its
 mean over a few T′. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is
@@ -50,7 +56,7 @@ from scipy.special import log_softmax, logsumexp
 
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
-from emad_ref.record import Floats, Ints, Record
+from emad_ref.record import Bools, Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens, emission_noise_factor
@@ -59,7 +65,7 @@ from pytest_emad.audit.trajectory import Judge, Trajectory, emitted_logits
 
 BINS, EACH_BIN = 10, 8  # most bins of places, and least expected tokens in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
-LEVEL = 1e-4  # level of each of seven tests, reproducible: one honest decoder in ten thousand fails
+LEVEL = 1e-4  # level of each of eight tests, reproducible: one honest decoder in ten thousand fails
 OPEN = 0.9  # tokens with a likelier alternative than this show little of their draw
 FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # mass of the least likely tokens, counted likewise
@@ -67,7 +73,9 @@ SHARES = (0.2, 0.05, 0.01)  # shares of the best token's probability; tokens bel
 RECENT = 8  # last tokens of a row, whose repetitions are counted
 WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for impossible events
 EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
+NEAR = 1 / 32  # distance of two places that count as near each other
 FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the temperature
+FLOAT32_DRAW = 1e-5  # chance that a sum of float32 probabilities changes a draw
 SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
 TEMPERATURES = np.geomspace(0.01, 5.0, 100)  # candidates for the best fit
 FROM_STEPS = 0.35  # least distance of a drawn temperature to the round numbers around it, in their steps
@@ -181,6 +189,7 @@ def check_sampling(
         once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
         _require_distributed(tally, once, temperature, rng, noise)
         _require_rare_tokens(tally, once, temperature, rng, noise)
+        _require_own_numbers(tally, once, temperature, rng, noise)
         if ended is not None:
             disturbed = _rows(judge, ended, prompts, max_new, stop)
             _require_undisturbed(tally, rows, disturbed, stop, noise / temperature)
@@ -287,7 +296,9 @@ def _require_distributed(
 
 
 def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
-    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins."""
+    """p by χ² that ``placed`` is uniform on [0, 1), up to ``noise``, and its counts in equal bins; 1 without any."""
+    if not len(placed):
+        return 1.0, np.zeros(0, dtype=np.int64)
     bins = min(BINS, max(2, len(placed) // EACH_BIN))
     counts = np.bincount((placed * bins).astype(int).clip(0, bins - 1), minlength=bins)
     even = len(placed) / bins
@@ -314,6 +325,8 @@ def _require_even(
 def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
     """Require independent places of neighbours: their difference and sum, modulo 1, are uniform."""
     one, other = (np.concatenate([row[part] for row in placed]) for part in (slice(None, -1), slice(1, None)))
+    if not len(one):  # every row has one token
+        return
     for what, pairs in {"difference": other - one, "sum": other + one}.items():
         p, counts = _even_p_value(pairs % 1.0, 2 * noise, temperature)  # both places of a pair carry noise
         tally.require(
@@ -321,6 +334,50 @@ def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: fl
             f"{len(pairs)} tokens are not drawn anew: p = {p:.1g} by χ² of the {what} between the places of neighbours "
             f"in the order of their {order}, {counts.tolist()} in {len(counts)} equal parts",
         )
+
+
+def _require_own_numbers(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Require that no row uses a number again k tokens later, and that no two rows of one seed share theirs."""
+    gains, wagers, factor = dict[str, Floats](), np.array(WAGERS), float(np.exp(_noise_exponent(noise, temperature)))
+
+    def count(what: str, happened: Bools, chance: Floats) -> None:
+        """Add pairs to the events ``what``: whether each ``happened`` [pairs], and its probability [pairs]."""
+        bound = np.minimum(1.0, factor * chance)
+        gain = happened.sum() * wagers - np.log1p(bound[:, None] * np.expm1(wagers)).sum(axis=0)
+        gains[what] = gains.get(what, np.zeros(len(wagers))) + gain
+
+    seen = dict[int, list[tuple[SampledRow, Floats]]]()
+    for row in sorted(rows, key=lambda each: each.row):
+        p, places = row.all_and_own_probabilities(temperature)[0], pit_values_in_id_order(row, temperature, rng)
+        for lag in range(1, len(row.emitted)):
+            earlier, later = row.emitted[:-lag], row.emitted[lag:]
+            count(f"as {lag} tokens before", earlier == later, p[np.arange(lag, len(p)), earlier])
+            near = _are_near(places[lag:], places[:-lag])
+            count(f"by the numbers of {lag} tokens before", near, np.full(len(near), 2 * NEAR))
+        for other, theirs in seen.setdefault(row.seed, []):
+            both = min(len(row.emitted), len(other.emitted))
+            drawn, apart = other.emitted[:both], row.row - other.row
+            count(f"as {apart} rows before", row.emitted[:both] == drawn, p[np.arange(both), drawn])
+            near = _are_near(places[:both], theirs[:both])
+            count(f"by the numbers of {apart} rows before", near, np.full(both, 2 * NEAR))
+        seen[row.seed].append((row, places))
+    if not gains:
+        return
+    what, gain = max(gains.items(), key=lambda each: float(each[1].max()))
+    p_value = min(1.0, len(gains) * len(WAGERS) * float(np.exp(-gain.max())))
+    tally.require(
+        p_value >= LEVEL,
+        f"tokens at temperature {temperature:.2f} are not drawn anew: too many are drawn {what}, p = {p_value:.1g}",
+    )
+
+
+def _are_near(places: Floats, others: Floats) -> Bools:
+    """Whether places [m] lie within ``NEAR`` of others [m], modulo 1."""
+    apart = np.abs(places - others)
+    near: Bools = np.minimum(apart, 1 - apart) <= NEAR
+    return near
 
 
 def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
@@ -443,7 +500,7 @@ def _require_undisturbed(
         stopped += length < len(alone.emitted)
         if not np.array_equal(row.emitted, alone.emitted[:length]):
             parted.append(row.row)
-        chances.append(_rounding_chance(noise, length))
+        chances.append(rounding_chance(noise, length))
     tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
     p = _parting_chance(len(parted), chances)
     early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
@@ -454,14 +511,28 @@ def _require_undisturbed(
     )
 
 
-def _rounding_chance(noise: float, length: int) -> float:
+def rounding_chance(noise: float, length: int) -> float:
     """Largest probability that rounding changes a draw of a row; ``noise``: of a logit, at the temperature."""
     return min(1.0, SPREAD * 2 * noise * length)
 
 
+def rounding_chance_of_draws(logits: Floats, temperature: float, noise: float) -> float:
+    """As ``rounding_chance``, of draws from ``logits`` [m, V]: a token that is nearly certain hardly changes.
+
+    A probability p moves by at most 2ε/T·p·(1 − p), and Σ p·(1 − p) ≤ 2·(1 − max p). ``noise`` ε: of a logit.
+    """
+    others = -np.expm1(log_softmax(logits / temperature, axis=-1).max(axis=-1, initial=-np.inf))
+    return min(1.0, float((SPREAD * 2 * noise / temperature * np.minimum(1.0, 2 * others) + FLOAT32_DRAW).sum()))
+
+
 def _parting_chance(parted: int, chances: Sequence[float]) -> float:
-    """Probability that rounding changes draws of at least ``parted`` rows."""
-    return float(stats.binom.sf(parted - 1, len(chances), max(chances)))
+    """Probability that rounding changes draws of at least ``parted`` rows, each with its own largest chance.
+
+    Equal chances with the same mean give the most (Hoeffding 1956), if ``parted`` exceeds their sum by one.
+    """
+    if not chances or parted < sum(chances) + 1:
+        return 1.0
+    return float(stats.binom.sf(parted - 1, len(chances), np.mean(chances)))
 
 
 @dataclass(frozen=True)
@@ -504,26 +575,44 @@ def require_unaffected_samples(
             diagonal[one.seed, one.at] = _judged_row(
                 judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
             )
-    require_rounding_explains_draw_changes(
-        judge, parted, compared, max_new, temperature, "of requests at once", "alone"
-    )
+    chances = [rounding_chance(noise / temperature, max_new)] * compared
+    require_rounding_explains_draw_changes(tally, parted, chances, temperature, "of requests at once", "alone")
     rows = list(diagonal.values())
-    _require_drawn(tally, rows, temperature, noise)
     tally.discriminating += _count_open(rows, temperature)
+    require_rows_drawn_at_temperature(tally, rows, temperature, rng, noise)
+
+
+def require_rows_drawn_at_temperature(
+    tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Require that ``rows``, drawn by independent numbers, are draws from softmax(logits / temperature).
+
+    ``noise``: the largest of a logit.
+    """
+    _require_drawn(tally, rows, temperature, noise)
     _require_distributed(tally, rows, temperature, rng, noise)
     _require_rare_tokens(tally, rows, temperature, rng, noise)
+    _require_own_numbers(tally, rows, temperature, rng, noise)
 
 
 def require_rounding_explains_draw_changes(
-    judge: Judge, parted: Sequence[str], rows: int, max_new: int, temperature: float, what: str, other: str
+    tally: Tally,
+    parted: Sequence[str],
+    chances: Sequence[float],
+    temperature: float,
+    what: str,
+    other: str,
+    level: float = LEVEL,
 ) -> None:
-    """Require that rounding explains the ``parted`` ones among ``rows`` drawn twice under one seed."""
-    chance = _rounding_chance(judge.tolerance * emission_noise_factor(judge.point) / temperature, max_new)
-    p = _parting_chance(len(parted), [chance] * max(1, rows))
-    judge.tally.require(
-        p >= LEVEL,
-        f"{len(parted)} of {rows} rows {what} draw other tokens than {other} under the same seed: "
-        f"p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
+    """Require that rounding explains the ``parted`` ones among rows drawn twice under one seed.
+
+    ``chances``: of each row, that rounding changes one of its draws (``rounding_chance``).
+    """
+    p = _parting_chance(len(parted), chances)
+    tally.require(
+        p >= level,
+        f"{len(parted)} of {len(chances)} rows {what} draw other tokens than {other} under the same seed at "
+        f"temperature {temperature:.2f}: p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
     )
 
 

@@ -423,16 +423,24 @@ class CheckedSession:
         """Roll back to ``length`` [rows], and require the lengths and caps at that point."""
         self.session.rollback(length)
         self.tally.live["rollbacks"] += len(self.rows)
-        for row, row_length in zip(self.rows, length, strict=True):
-            del self.tokens[row][row_length:], self.steps[row][row_length - self.first[row] :]
-        self._require_state("after rollback")
+        for row, row_length in zip(self.rows, length.tolist(), strict=True):
+            del self.tokens[row][row_length:], self.steps[row][max(0, row_length - self.first[row]) :]
+            self.first[row] = min(self.first[row], row_length)  # the next token is the first one decided
+        self.require_state("after rollback")
+
+    def commit(self, length: Ints) -> None:
+        """Commit ``length`` [rows], which changes no length and no cap."""
+        self.session.commit(length)
+        self.require_state("after commit")
 
     def drop(self, *indices: int) -> None:
-        """Drop the rows at ``indices`` among the present ones, in one call and in that order."""
-        self.session.drop(np.array(indices))
+        """Drop the rows at ``indices`` among the present ones, in one call and in that order; none: an empty array."""
+        sent = np.array(indices, dtype=np.int64)
+        self.session.drop(sent)
+        sent.fill(0)  # a caller may use its array again
         self.tally.live["dropped_rows"] += len(indices)
         self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
-        self._require_state("after drop")
+        self.require_state("after drop")
 
     def build_trajectories(self) -> list[Trajectory]:
         """Trajectories of all rows, dropped ones included, after requiring that no returned array has changed."""
@@ -441,6 +449,8 @@ class CheckedSession:
             self.tally.require(same, f"{what} has changed since it was returned: it is a view of state, or reused")
         trajectories = []
         for name, tokens, first, steps in zip(self.names, self.tokens, self.first, self.steps, strict=True):
+            if not steps:  # all of them were rolled back
+                continue
             depth, signal, logits, chosen, stage = zip(*steps, strict=True)
             history = np.array(tokens, dtype=np.int64)
             has_logits, shown_logits = [one is not None for one in logits], [one for one in logits if one is not None]
@@ -474,7 +484,7 @@ class CheckedSession:
                 logits = step.logits[index, at - n + last] if at >= n - last else None
                 answer = (int(step.depth[index, at]), step.signal[index, at], logits)
                 self.steps[row].append((*answer, depth is None, self.stage))
-        self._require_state("after a step")
+        self.require_state("after a step")
 
     def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:
         """Store ``returned`` with an immediate copy, and return the copy."""
@@ -482,13 +492,14 @@ class CheckedSession:
         self._returned.append((what, returned, copied))
         return copied
 
-    def _require_state(self, when: str) -> None:
+    def require_state(self, when: str) -> None:
+        """Require the lengths and caps of the session's rows."""
         for part in ("length", "cap"):
             self._keep(f"session.{part} read {when} (call {self._calls})", getattr(self.session, part))
         length = [len(self.tokens[row]) for row in self.rows]
         lengths = self.session.length.tolist()
         self.tally.require(lengths == length, f"{when}: length {lengths}, but the rows hold {length} tokens")
-        last = [self.steps[row][-1][0] for row in self.rows]
+        last = [self.steps[row][-1][0] if self.steps[row] else self.point.ceiling for row in self.rows]
         cap = last if self.point.schedule == "monotone" else [self.point.ceiling] * len(last)
         lengths = self.session.cap.tolist()
         self.tally.require(lengths == cap, f"{when}: cap {lengths}, but the rows' last tokens allow {cap}")

@@ -39,17 +39,16 @@ SEEDS = 2**16  # seed of the fed tokens
 LogitDifferences = tuple[Floats, float]
 
 
-def decide_forced_depths(found: LogitDifferences, asked: ClaimContext) -> Verdict:
+def decide_forced_depths(found: LogitDifferences, asked: ClaimContext, example: str = "") -> Verdict:
     """EMAD-E2: one leg, every logit of the decoder under test within the tolerance of the judge's readout at its depth.
 
     A suite may pass its own depth sequences (the bundled suite draws them with Hypothesis) to
     ``measure_forced_logit_differences``, and all differences to ``answer_from_differences``. The row does not apply to
-    a decoder without forced depths.
+    a decoder without forced depths. ``example``: the simplest input with a larger difference; "" without any.
     """
     differences, tolerance = found
-    return verdict_from_errors_and_tolerance(
-        asked.claim, asked.model, {"logits under drawn depths": differences}, tolerance
-    )
+    errors = {"logits under drawn depths": differences}
+    return verdict_from_errors_and_tolerance(asked.claim, asked.model, errors, tolerance, example=example)
 
 
 def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -64,11 +63,16 @@ def answer_forced_depths(evidence: ModelMeasurements, asked: ClaimContext) -> An
     return answer_from_differences(evidence, asked, drawn)
 
 
-def answer_from_differences(evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats]) -> Answer:
-    """The answer from ``measure_forced_logit_differences`` of every drawn depth sequence, without text."""
+def answer_from_differences(
+    evidence: ModelMeasurements, asked: ClaimContext, drawn: Sequence[Floats], example: str = ""
+) -> Answer:
+    """The answer from ``measure_forced_logit_differences`` of every drawn depth sequence, without text.
+
+    ``example``: as in ``decide_forced_depths``.
+    """
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
     allowed = evidence.subject.compute_allowed_difference(evidence.subject.capabilities)
-    return Answer(decide_forced_depths((differences, allowed), asked), fingerprint=evidence.fingerprint)
+    return Answer(decide_forced_depths((differences, allowed), asked, example), fingerprint=evidence.fingerprint)
 
 
 def measure_forced_logit_differences(evidence: ModelMeasurements, falls: Sequence[int] | Ints, seed: int) -> Floats:

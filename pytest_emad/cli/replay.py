@@ -154,10 +154,25 @@ def describe_recorded_test(report: Report, test: str) -> Iterator[str]:
     for audit in report["audits"]:
         if audit["test"] == test and audit["passed"] is False:
             yield f"recorded: audit {audit['check']}: {audit['detail']}"
-            yield from (f"  {name}: {value}" for name, value in audit.get("sample", {}).items())
+            yield from describe_failing_input(audit.get("sample", {}))
     for entry in report["tests"]:
         if entry["nodeid"] == test and entry["reason"]:
             yield f"recorded: {entry['outcome']}: {entry['reason'].splitlines()[0]}"
+
+
+def describe_failing_input(sample: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the shortest input of a failed audit: a row's tokens and depths, or the steps and requests of a case."""
+    for name, value in sample.items():
+        if name == "steps":
+            yield from (f"  step {number}: {step}" for number, step in enumerate(value, start=1))
+        elif name == "requests":
+            for request in value:
+                commands = request.get("curl", [])
+                yield from (f"  {command}" for command in commands)
+                if not commands:
+                    yield f"  request: {json.dumps(request)}"
+        else:
+            yield f"  {name}: {value}"
 
 
 class ResultComparison(NamedTuple):

@@ -16,18 +16,23 @@ import numpy as np
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
+from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.flop_ledger import flops
 from emad_ref.models.matmul_counter import MatmulCounter
-from emad_ref.point import OperatingPoint
+from emad_ref.point import OperatingPoint, ThresholdBinSpec, truncated
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.replay.replay import replay_depths
+from emad_ref.signals import SIGNALS
 from pytest_emad.audit.decoding_checks import check_replay_agreement
+from pytest_emad.audit.dimensions import REQUESTS
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.model_lens import replay_document
+from pytest_emad.audit.request_cases import CaseBench
+from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from pytest_emad.audit.work import ObservedRequest, check_observed_work
 from pytest_emad.benchmark.clock import iterate_active_tracers, time_pairs
-from pytest_emad.measurements.model_under_test import ModelUnderTest
+from pytest_emad.measurements.model_under_test import FixedEncoderInput, ModelUnderTest
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
@@ -40,6 +45,18 @@ BRIDGED_TOKENS = 64
 SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind to check again, and their tokens: depth falls at once
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal meets
 NEVER_NATS = -1.0  # a threshold that no entropy meets
+
+
+CASE_ROWS = max(map(int, REQUESTS["rows"].values))
+POSITION_EDGES = (24, 100)  # rows of one batch lie on both sides
+GAP_QUANTILE = 0.75
+
+
+def _lower_ceiling(point: OperatingPoint, ceiling: int) -> OperatingPoint:
+    """``point`` with the probes below ``ceiling``, its last layer."""
+    probes = tuple(probe for probe in point.probes if probe < ceiling)
+    thresholds = tuple(row[: len(probes)] for row in point.thresholds)
+    return replace(point, name=f"{point.name} below {ceiling}", ceiling=ceiling, probes=probes, thresholds=thresholds)
 
 
 class ReplayValidity:
@@ -72,6 +89,65 @@ class ReplayValidity:
             away = abs(float(replay_depths(trace, point).mean()) - layers / 2)
             candidates.append((max(near, NEAR_TIES), away, quantile, point))
         return min(candidates)[-1]
+
+    @cached_property
+    def points_by_kind(self) -> dict[tuple[str, str], OperatingPoint]:
+        """The operating point of each value of the dimensions ``point`` and ``ceiling`` (``audit.dimensions``).
+
+        A ceiling below the last layer exists from three layers on.
+        """
+        probing, layers = self.probing_point, self.subject.stepper.layers
+        below = max(2, 2 * layers // 3)
+        rising = self._point_by_top2_gap(probing)
+        unreached = ((UNREACHED_THRESHOLD["falls"],) * len(probing.probes),)
+        bins = ThresholdBinSpec(("position",), position_edges=POSITION_EDGES)
+        made = {
+            "probing": probing,
+            "watching": replace(probing, thresholds=unreached),
+            "binned": replace(probing, bins=bins, thresholds=(*probing.thresholds, *unreached, *probing.thresholds)),
+            "eager": replace(probing, schedule="free_eager"),
+            "deferred": replace(probing, schedule="free_deferred"),
+            "copying": replace(probing, schedule="copying"),
+            "top2_gap": rising,
+        }
+        points = {("full", "L"): self.subject.full_depth_point}
+        points |= {(kind, "L"): replace(point, name=kind) for kind, point in made.items()}
+        if below < layers:
+            points["truncated", "below"] = truncated(layers, below)
+            points |= {(kind, "below"): _lower_ceiling(points[kind, "L"], below) for kind in made}
+        return points
+
+    @cached_property
+    def case_bench(self) -> CaseBench:
+        """Everything that decodes and judges cases of requests and sessions for the decoder under test."""
+        subject = self.subject
+
+        def own(point: OperatingPoint) -> Decoder:
+            decoder = WalkedDecoder(subject.stepper, point, max_rows=CASE_ROWS)
+            return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
+
+        def draw_texts(rng: np.random.Generator, lengths: Sequence[int]) -> list[Ints]:
+            return [prompt.tokens.copy() for prompt in subject.draw_prompts_with_continuations(rng, lengths, 0)[0]]
+
+        return CaseBench(
+            subject.open_decoder,
+            own,
+            subject.reference_lens,
+            self.points_by_kind,
+            draw_texts,
+            subject.stepper.vocabulary_size,
+            subject.audited_window_size,
+            subject.tolerance,
+        )
+
+    def _point_by_top2_gap(self, probing: OperatingPoint) -> OperatingPoint:
+        """A point at the probes of ``probing`` that compares the two best probabilities, each at its upper quartile."""
+        gap, lens = SIGNALS["top2_gap"].from_lens, self.subject.reference_lens
+        assert gap is not None, "one readout shows it"
+        texts = [each.tokens[:PROBED_TOKENS] for each in self.subject.cut_windows("validate", PROBED)]
+        seen = [np.concatenate([gap(lens(text).after_layer(probe)) for text in texts]) for probe in probing.probes]
+        thresholds = tuple(float(np.quantile(values, GAP_QUANTILE)) for values in seen)
+        return replace(probing, signal="top2_gap", thresholds=(thresholds,))
 
     @cached_property
     def shallow_point(self) -> OperatingPoint:

@@ -33,6 +33,7 @@ import json
 import math
 import os
 import re
+import shlex
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -788,6 +789,15 @@ class EngineDecoder(TokenDecoder):
     def draft_counts(self) -> DraftCounts:
         """Raises Unsupported."""
         return self._client.draft_counts()
+
+    def curl_command(self, prompt: Prompt, row: int, max_new: int, stop: frozenset[int], stream: bool) -> str:
+        """The shell command that sends ``prompt``, row ``row`` of a request, to the server by hand."""
+        interface, address = self._client.interface, self._client.address
+        tokens = np.asarray(prompt.tokens, dtype=np.int64)
+        body = interface.build_request_body(tokens, max_new, stop, self.temperature, self.row_seed(row))
+        body |= dict(interface.streamed) if stream else {}
+        words = ["curl", "-s", f"{address}{interface.path}", "-H", "Content-Type: application/json"]
+        return shlex.join([*words, "-d", json.dumps(body)])
 
     def complete(self, prompts: Sequence[Ints], max_new: int, stop: frozenset[int]) -> list[Completion]:
         """Raises Unsupported, DecoderFailed: as ``EngineClient.complete``; no id, or one outside the vocabulary."""

@@ -66,6 +66,8 @@ _SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_di
 _BATCHES = f"{_REQUESTS}test_batches_as_large_as_verdicts_read_decide_row_by_row"
 _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
 _AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
+_PAIRS = "suites/invariants/test_pairs.py::test_every_pair_of_values_is_asked_and_answered"
+_ORDERS = "suites/invariants/test_request_machine.py::test_requests_in_any_order_get_the_answers_of_each_alone"
 _PREFIXES = f"{_REQUESTS}test_prompts_that_share_a_beginning_are_read_to_their_ends"
 
 TIERS: dict[str, TierRequirements] = {
@@ -81,6 +83,8 @@ TIERS: dict[str, TierRequirements] = {
             (_PREFIXES, "full"),
             (f"{_REQUESTS}test_repeated_and_reordered_requests_get_the_same_answers", ""),
             (f"{_REQUESTS}test_rows_end_at_any_stop_token_and_at_no_other", "full"),
+            (_PAIRS, "requests"),
+            (_ORDERS, "full"),
             (_STREAMS, ""),
             (_AT_ONCE, ""),
         ),
@@ -107,6 +111,7 @@ TIERS: dict[str, TierRequirements] = {
         SESSIONS,
         (
             (f"{_FULL_DEPTH}test_last_layer_readout_is_the_models_distribution", ""),
+            (_PAIRS, "sessions"),
             (_BATCHES, "sessions"),
             (_PREFIXES, "sessions"),
             (f"{_REQUESTS}test_requests_between_the_steps_of_sessions_change_nothing", "full"),

@@ -302,13 +302,14 @@ def judge_against_threshold(
 
 
 def verdict_from_errors_and_tolerance(
-    claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float
+    claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float, *, example: str = ""
 ) -> Verdict:
     """Verdict on differences that must be within ``tolerance``; one leg per entry of ``errors``.
 
     Args:
         errors: name of the leg → |difference| of every comparison made, any shape. NaN or infinite: falsified.
         tolerance: the largest honest difference, from the table of tolerances; 0 for counted integers.
+        example: the simplest input with a larger difference, for the reason of a falsified leg.
 
     Raises:
         BadArgument: a tolerance that is negative or NaN, or negative errors.
@@ -316,12 +317,13 @@ def verdict_from_errors_and_tolerance(
     if not tolerance >= 0:
         raise BadArgument("tolerance", tolerance, "a number ≥ 0")
     legs = [
-        _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit) for name, part in errors.items()
+        _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit, example)
+        for name, part in errors.items()
     ]
     return verdict_from_legs(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
 
 
-def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:
+def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str, example: str) -> Leg:
     if not errors.size:
         return replace(unmeasured_leg(name, "nothing was compared"), threshold=tolerance, unit=unit, good="lower")
     if (errors < 0).any():
@@ -332,5 +334,6 @@ def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:
     largest = float(errors.max())
     outcome: Outcome = "survived" if largest <= tolerance else "falsified"
     beyond = f"{int((errors > tolerance).sum())} of {errors.size} comparisons differ by more than {tolerance:g}"
+    beyond += f"; simplest: {example}" if example else ""
     reason = beyond if outcome == "falsified" else ""
     return Leg(name, outcome, largest, None, errors.size, tolerance, unit, reason, good="lower")

@@ -10,7 +10,7 @@ import pytest
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
-from pytest_emad.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions
+from pytest_emad.audit.point_fields import BATCH_ROWS, VARIANTS, FieldsCheck, ModelDimensions
 from pytest_emad.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
 from pytest_emad.audit.threshold_comparisons import check_threshold_comparisons
 from pytest_emad.audit.work import check_full_and_exiting_work
@@ -31,12 +31,13 @@ def test_every_field_of_a_point_is_honoured_or_declined(
     subject, stepper = emad_evidence.subject, emad_evidence.subject.stepper
 
     def own(point: OperatingPoint) -> Decoder:
-        decoder = WalkedDecoder(stepper, point)
+        decoder = WalkedDecoder(stepper, point, max_rows=BATCH_ROWS)
         return decoder if subject.audit_source_ids is None else FixedEncoderInput(decoder, subject.audit_source_ids)
 
     sizes = ModelDimensions(stepper.layers, stepper.vocabulary_size, int(stepper.unembedding.shape[1]))
     (prompt,), continuation = subject.draw_prompts_with_continuations(emad_rng, [LENGTH], FED)
-    check = FieldsCheck(subject.open_decoder, own, subject.reference_lens, sizes, NEW, emad_rng, subject.tolerance)
+    opened = partial(subject.open_decoder, max_rows=BATCH_ROWS)
+    check = FieldsCheck(opened, own, subject.reference_lens, sizes, NEW, emad_rng, subject.tolerance)
     names = emad_rng.permutation(list(VARIANTS))[
         : subject.scale_by_audit_share(len(VARIANTS), len(VARIANTS) // FEWEST_PART)
     ]

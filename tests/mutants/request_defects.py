@@ -504,7 +504,7 @@ MUTANTS = (
            SESSIONS, r"session\.length .* has changed"),
     Mutant("last-ignored", "arrays", "all logits are shown, however few are wanted",
            mutate(session={"feed": lambda feed, session, tokens, depth=None, last=None: feed(tokens, depth)}), MACHINE,
-           r"logits of shape"),
+           r"step\.logits has shape"),
 
     # tokens that are drawn
     Mutant("sampling-greedy", "sampling", "greedy in place of sampling",

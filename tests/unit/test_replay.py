@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pytest_emad.cli.replay import (
     build_environment,
     build_pytest_arguments,
     compare_results,
+    describe_failing_input,
     describe_recorded_test,
     describe_version_differences,
     find_test_id,
@@ -160,3 +162,16 @@ def test_a_complaint_keeps_the_shortest_history_on_which_it_holds() -> None:
         "depths": [4, 2, 3],
         "forced": True,
     }
+
+
+def test_a_failing_case_is_shown_as_steps_and_as_requests_that_can_be_sent_by_hand() -> None:
+    asked = {"call": "generate", "prompts": [[1, 2]], "max_new": 3, "stop": []}
+    sample = {"case": {"rows": "1"}, "steps": ["open full depth", "generate 3 new tokens"], "requests": [asked]}
+    assert list(describe_failing_input(sample)) == [
+        "  case: {'rows': '1'}",
+        "  step 1: open full depth",
+        "  step 2: generate 3 new tokens",
+        f"  request: {json.dumps(asked)}",
+    ]
+    sample["requests"] = [asked | {"curl": ["curl -s http://localhost/v1/completions"]}]
+    assert list(describe_failing_input(sample))[-1] == "  curl -s http://localhost/v1/completions"

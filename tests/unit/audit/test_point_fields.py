@@ -29,7 +29,7 @@ from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.signals import SIGNALS
 from pytest_emad.audit import Finding, tolerance
 from pytest_emad.audit.model_lens import ModelLens
-from pytest_emad.audit.point_fields import VARIANTS, FieldsCheck, ModelDimensions, PointChange
+from pytest_emad.audit.point_fields import BATCH_ROWS, VARIANTS, FieldsCheck, ModelDimensions, PointChange
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 # fields that decide nothing, and the reason why no audit can tell whether they are read
@@ -92,7 +92,13 @@ def test_every_value_of_a_field_is_used(values: Any, used: Any) -> None:
 def check(opened: Any, rng: np.random.Generator) -> FieldsCheck:
     allowed = tolerance("gpt_neox", "float64", "cpu")
     return FieldsCheck(
-        opened, lambda point: WalkedDecoder(stepper(), point), ModelLens(stepper()), SIZES, NEW, rng, allowed
+        opened,
+        lambda point: WalkedDecoder(stepper(), point, max_rows=BATCH_ROWS),
+        ModelLens(stepper()),
+        SIZES,
+        NEW,
+        rng,
+        allowed,
     )
 
 
@@ -103,7 +109,7 @@ def audited(name: str, by: PointChange = lambda point: point) -> Finding:
 
     @contextmanager
     def opened(point: OperatingPoint) -> Iterator[Decoder]:
-        yield WalkedDecoder(stepper(), by(point))
+        yield WalkedDecoder(stepper(), by(point), max_rows=BATCH_ROWS)
 
     return check(opened, rng).check_variants(Prompt(text[:6]), text[6:], {name: VARIANTS[name]})
 
