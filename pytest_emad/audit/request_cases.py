@@ -602,6 +602,8 @@ def make_neighbours(
     def feed_all() -> None:
         for session in beside:
             session.feed(rng.integers(0, bench.vocabulary, (len(session.rows), 1)))
+            if len(session.rows) > 1:
+                session.drop(0)
         if kind == "session":  # another one ends before those
             decoder.start([draw_prompt(3)])[0].close()
 

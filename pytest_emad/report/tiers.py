@@ -61,7 +61,6 @@ class TierRequirements:
 
 _FULL_DEPTH = "suites/fidelity/test_full_depth.py::"
 _REQUESTS = "suites/invariants/test_requests.py::"
-_DEPTH = "suites/invariants/test_depth.py::"
 _SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 _BATCHES = f"{_REQUESTS}test_batches_as_large_as_verdicts_read_decide_row_by_row"
 _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
@@ -115,9 +114,6 @@ TIERS: dict[str, TierRequirements] = {
             (_BATCHES, "sessions"),
             (_PREFIXES, "sessions"),
             (f"{_REQUESTS}test_requests_between_the_steps_of_sessions_change_nothing", "full"),
-            (f"{_DEPTH}test_forced_depths_are_obeyed_and_rising_ones_refused", "full"),
-            (f"{_DEPTH}test_rollback_restores_tokens_cache_and_cap", "full"),
-            (f"{_DEPTH}test_sessions_side_by_side_keep_to_themselves", "full"),
             ("suites/invariants/test_positions.py::test_every_position_is_written_and_read", ""),
             ("suites/invariants/test_session_machine.py::test_session_survives_any_order_of_operations", "full"),
             ("suites/invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted", "full"),

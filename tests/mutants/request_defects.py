@@ -16,7 +16,7 @@ from torch import Tensor
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, TokenTable
-from tests.mutants.cache_defects import LOGITS, ROLLBACK
+from tests.mutants.cache_defects import LOGITS, PAIRS
 from tests.mutants.decision_defects import (
     GENERATED,
     decide_at_changed_point,
@@ -25,7 +25,6 @@ from tests.mutants.decision_defects import (
 )
 from tests.mutants.mutant import Mutant, MutantFactory, Overrides, make_mutants_for_test, mutate
 
-SESSIONS = "invariants/test_depth.py::test_sessions_side_by_side_keep_to_themselves"
 MEMORY = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 MACHINE = "invariants/test_session_machine.py::test_session_survives_any_order_of_operations"
 BATCHES = "invariants/test_requests.py::test_batches_as_large_as_verdicts_read_decide_row_by_row"
@@ -470,22 +469,24 @@ def fabricate_record(found: Record, prompts: Sequence[Prompt], emitted: list[Int
 
 MUTANTS = (
     Mutant("commit-frees-too-much", "commit", "commit frees the layer of the cap itself",
-           mutate(session={"commit": free_layers_on_commit(0)}), ROLLBACK, LOGITS),
+           mutate(session={"commit": free_layers_on_commit(0)}), PAIRS, LOGITS, case="sessions"),
     Mutant("commit-of-a-part", "commit", "commit of part of a row frees by the cap of now",
-           mutate(session={"commit": free_layers_on_commit(1)}), SESSIONS, r"after a rollback to what was committed"),
+           mutate(session={"commit": free_layers_on_commit(1)}), PAIRS, LOGITS, case="sessions"),
     Mutant("rollback-too-far", "commit", "rollback goes one token too far",
            mutate(session={"rollback": lambda rollback, session, length: rollback(
-               np.maximum(length - 1, np.maximum(session._committed, 1)))}), ROLLBACK, r"after rollback: length"),
-    *make_mutants_for_test("drop", SESSIONS, r"after drop: length|were dropped at once",
+               np.maximum(length - 1, np.maximum(session._committed, 1)))}), PAIRS, r"after rollback: length",
+           case="sessions"),
+    *make_mutants_for_test("drop", PAIRS, r"after drop: length|logits off by",
         ("drop-from-the-end", "the rows dropped are counted from the end",
          mutate(session={"drop": lambda drop, session, rows: drop(len(session.length) - 1 - np.atleast_1d(rows))})),
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
-         mutate(session={"drop": drop_by_shifting_indices}))),
+         mutate(session={"drop": drop_by_shifting_indices})), case="sessions"),
     Mutant("drop-empties-others", "drop", "a drop empties the K/V of other sessions",
-           mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), SESSIONS, r"were dropped"),
+           mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), PAIRS,
+           r"other session \d+, row \d+, position \d+", case="sessions"),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
            mutate(cache=shared_buffer_overrides(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))),
-           SESSIONS, r"row \d, position \d+"),
+           PAIRS, r"row \d+, position \d+", case="sessions"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
            mutate(_open=retain_memory_of_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",
@@ -499,9 +500,10 @@ MUTANTS = (
         ("memory-after-commit", "K/V of one layer are kept after commit",
          mutate(session={"commit": retain_memory_of_first_layer_kv}))),
     Mutant("arrays-reused", "arrays", "each step's logits are written over the last ones",
-           mutate(session={"feed": reuse_logits_buffer}), SESSIONS, r"step\.logits of call \d+ has changed"),
+           mutate(session={"feed": reuse_logits_buffer}), PAIRS, r"step\.logits of call \d+ has changed",
+           case="sessions"),
     Mutant("arrays-live", "arrays", "length is the session's own array", mutate(session={"length": return_live_length}),
-           SESSIONS, r"session\.length .* has changed"),
+           PAIRS, r"session\.length .* has changed", case="sessions"),
     Mutant("last-ignored", "arrays", "all logits are shown, however few are wanted",
            mutate(session={"feed": lambda feed, session, tokens, depth=None, last=None: feed(tokens, depth)}), MACHINE,
            r"step\.logits has shape"),

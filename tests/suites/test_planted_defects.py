@@ -34,6 +34,7 @@ from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from pytest_emad.run.suite_support import AuditFindingGate
+from tests.mutants.cache_defects import PAIRS
 from tests.mutants.catalogue import CATALOGUE
 from tests.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 
@@ -47,7 +48,7 @@ PLANTED = {
     for name, planted in CATALOGUE.items()
     if not planted.is_honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
-# Of these kinds, which take seconds each, one defect per distinct complaint stays in CI.
+# Of these kinds and of cases of an array, which take seconds each, one defect per distinct complaint stays in CI.
 SECONDS_EACH = ("sampling", "memory")
 CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
@@ -75,17 +76,23 @@ def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, stud
     return evidence
 
 
-def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
-    """Yield the failures of one test of the suites, called for each of its parameters with the fixtures it names."""
+def complaints(evidence: ModelMeasurements, test: str, case: str = "") -> Iterator[str]:
+    """Yield the failures of one test of the suites, called with the fixtures it names for its parameters.
+
+    ``case``: the parameter that it is called for; "": each.
+    """
     path, _, name = test.partition("::")
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
-    record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None)
+    record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None, record_table=print)
     audit = AuditFindingGate(evidence.subject.reference_lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     for values in product(*(given for _, given in marks)):
+        if case and case not in values:
+            continue
         rng = np.random.default_rng(evidence.study.seed)
         known = {"emad_evidence": evidence, "emad_audit": audit, "emad_rng": rng, "emad_record": record}
+        known["emad_settings"] = settings
         known |= dict(zip((argument for argument, _ in marks), values, strict=True))
         try:
             function(**{argument: known[argument] for argument in inspect.signature(function).parameters})
@@ -93,7 +100,18 @@ def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
             yield str(failure)
 
 
-@pytest.mark.parametrize("test", CALLED, ids=lambda test: test.partition("::")[2])
+@pytest.fixture
+def unreduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failing case ends a covering array, and stays as it is."""
+    monkeypatch.setattr("pytest_emad.audit.covering.MOST_FAILING", 1)
+    monkeypatch.setattr("pytest_emad.audit.covering.MOST_REDUCTIONS", 0)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [pytest.param(test, marks=[pytest.mark.slow] if test == PAIRS else []) for test in CALLED],
+    ids=lambda test: test.partition("::")[2],
+)
 def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, known: dict[str, Any], test: str) -> None:
     assert list(complaints(judged(loaded, known, HONEST), test)) == []
 
@@ -103,16 +121,17 @@ FIRST = {(planted.test, planted.says): name for name, planted in reversed(PLANTE
 
 def defect_parameter(name: str) -> Any:
     planted = PLANTED[name]
-    often = planted.kind not in SECONDS_EACH or FIRST[planted.test, planted.says] == name
+    often = (planted.kind not in SECONDS_EACH and planted.test != PAIRS) or FIRST[planted.test, planted.says] == name
     return pytest.param(name, marks=[] if often else [pytest.mark.slow])
 
 
+@pytest.mark.usefixtures("unreduced")
 @pytest.mark.parametrize("defect", [defect_parameter(name) for name in PLANTED])
 def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
     """The first matching complaint ends the test; further parameters would only repeat the check."""
     planted, said = PLANTED[defect], []
     try:
-        for complaint in complaints(judged(loaded, known, planted.make), planted.test):
+        for complaint in complaints(judged(loaded, known, planted.make), planted.test, planted.case):
             if re.search(planted.says, complaint):
                 return
             said.append(complaint)
