@@ -74,7 +74,8 @@ REQUESTS: dict[str, Dimension] = {
         ("equal", "apart", "between", "zero"),
     ),
     "stops": Dimension(
-        "the stop set: none, one id that ends a row, the first new token, an id of the prompt, 21 ids",
+        "the stop set: none, one id that ends a row, the first new token, an id of the prompt, 21 ids, some of which "
+        "agree in their low 8 or 16 bits with an emitted one",
         ("none", "one", "first", "in the prompt", "21"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Requests as users send them: many rows, several stop tokens, shared prefixes, sessions in between.
+"""Requests as users send them: shared prefixes, requests at once, streams. ``test_pairs`` has all else.
 
 No test forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
 that offers neither exits nor sessions, such as an engine behind a URL. Cases ``sessions`` add sessions at full depth.
@@ -7,7 +7,7 @@ that offers neither exits nor sessions, such as an engine behind a URL. Cases ``
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -17,10 +17,6 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
 from pytest_emad.audit.requests import (
     check_and_time_streams,
-    check_batch_sizes,
-    check_repeated_requests,
-    check_requests_between_session_steps,
-    check_row_endings,
     check_sampled_streams,
     check_simultaneous_requests,
     check_simultaneous_samples,
@@ -60,33 +56,6 @@ CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
     return evidence.subject.full_depth_point if full else evidence.replay_validity.probing_point
-
-
-@CASES
-def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, case: str
-) -> None:
-    """One row more than the largest batch, and a drawn smaller number; cases ``full`` also take few rows."""
-    subject = emad_evidence.subject
-    point = full_or_probing_point(emad_evidence, case != "probing")
-    most = max(FEWEST, emad_evidence.max_request_rows) + 1
-    counts = [most, int(emad_rng.integers(FEWEST, most))]
-    if case == "full":
-        together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
-        counts, most = [*counts, *together], max(most, *together)
-    lengths = subject.draw_short_lengths(emad_rng, most, BATCHED)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(check_batch_sizes(under_test, prompts, counts, BATCHED, sessions=case != "full"))
-
-
-@DEPTHS
-def test_rows_end_at_any_stop_token_and_at_no_other(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
-) -> None:
-    subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
-    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(check_row_endings(under_test, prompts, NEW, emad_rng))
 
 
 @CASES
@@ -133,20 +102,6 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         emad_audit(check_nested_prompts(under_test, nested_texts, BATCHED, emad_rng))
         ids = subject.special_tokens[: subject.scale_by_audit_share(SPECIAL_IDS, 2)]
         emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
-
-
-def test_repeated_and_reordered_requests_get_the_same_answers(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
-) -> None:
-    subject = emad_evidence.subject
-    new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
-    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
-    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
-        under_test,
-        prompts,
-        _,
-    ):
-        emad_audit(check_repeated_requests(under_test, prompts, new, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
@@ -216,22 +171,3 @@ def test_streamed_tokens_are_those_of_whole_answers(
         emad_record.record_note("streamed answers are not timed under -n, where other tests run beside them")
     else:
         emad_record.record_table(STREAM_TIMES, subject.name, stream_latency_rows(arrivals))
-
-
-@DEPTHS
-def test_requests_between_the_steps_of_sessions_change_nothing(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
-) -> None:
-    """Three decoders at once: two at full depth, and one with falling or full depth."""
-    subject = emad_evidence.subject
-    points = [subject.full_depth_point, full_or_probing_point(emad_evidence, full), subject.full_depth_point]
-    between = subject.scale_by_audit_share(BETWEEN, FEWEST_BETWEEN)
-    prompts, continuation = subject.draw_prompts_with_continuations(
-        emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED
-    )
-    with ExitStack() as stack:
-        opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
-        decoders = [
-            subject.make_decoder_under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)
-        ]
-        emad_audit(check_requests_between_session_steps(decoders, prompts, continuation, between))
