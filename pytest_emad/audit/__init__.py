@@ -1,9 +1,11 @@
 """Black-box checks of any Decoder, only through ``emad_ref.protocol``. Each returns a ``Finding``.
 
+covering               every pair of values of the ``dimensions`` of requests and of sessions, by cases
+request_cases          cases of requests
+session_cases          cases of sessions
 session_checks         ``last`` of ``feed``
-request_cases, session_cases   histories of requests and of sessions, by the cases of covering arrays (``covering``)
 decoding_checks        decisions on given tokens, ``generate``, agreement with replay
-requests               many rows, stop sets, special tokens, requests between the steps of sessions
+requests               special tokens, requests at once, streamed answers
 shared_prefixes        prompts with a common beginning, which a prefix cache may confuse
 positions              every position of the window is written and read
 point_fields           every field of an operating point is honoured, or the point is declined

@@ -1,4 +1,4 @@
-"""Check decoding: decisions on given tokens, ``generate``, rows of a batch, and agreement with replay."""
+"""Check decoding: decisions on given tokens, ``generate``, and agreement with replay."""
 
 from __future__ import annotations
 

@@ -30,10 +30,7 @@ from pytest_emad.report.tables import STREAM_TIMES, stream_latency_rows
 from pytest_emad.run.recorder import Recorder
 from pytest_emad.run.suite_support import AuditFindingGate
 
-NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
-FEWEST_NEW, FEWEST_BETWEEN = 6, 2  # new tokens of repeated rows, and of requests between sessions, of a large model
-FEWEST = 6  # rows: one more than other audits ask for
-ENDING, FEWEST_ENDING = 12, 8  # rows of which several end by ids of their own
+NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many beginnings
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 FIRST_NEW = 8  # new tokens that our own decoder is asked for first
 FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
@@ -43,14 +40,12 @@ SHARED_HALVES = (264, 320)  # the same, of two blocks of the largest usual ones 
 NESTED = (64, 136, 200)  # tokens of texts of which a request holds many beginnings: some blocks of usual sizes
 UNSEEN = 4  # random ids before them, so that no cache holds them
 SPECIAL, SPECIAL_IDS = 16, 5  # tokens of a prompt with special ids, and most such ids
-ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
+BETWEEN = 4  # new tokens where exits are probed
 SIMULTANEOUS = 8  # prompts of requests that are sent at once
 SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
 HOT = (1.6, 2.0)  # their temperatures: most tokens are open, and servers refuse more than 2
 STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
-REPEATED, FEWEST_REPEATED = 8, 6  # rows whose order, company and length of prompt vary
-TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
-DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
+TOGETHER = 16  # rows of a request
 CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 
@@ -92,7 +87,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         return
     texts_asked = NESTED[: subject.scale_by_audit_share(len(NESTED), 1)]
     lengths = [min(length, subject.window_size - BATCHED) for length in texts_asked]
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER[-1]) as (
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER) as (
         under_test,
         (*nested, special),
         _,
