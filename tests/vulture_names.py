@@ -19,8 +19,9 @@ features_of_windows  # docs/screen.md
 state_translators_to_tensors, state_translators_from_tensors  # for files that contain translators and other content
 shallow_point  # requested by name in suites/fidelity
 row_kv  # K and V of a row, which laws compare and mutants change
-length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
+length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown, ask_again  # Hypothesis's state machine
 explorers, pair_texts  # the page's template
+because  # of a constraint: its reason, for readers
 
 # for readers of a result, or of the papers
 process_seconds  # of a timing, with the wall clock: benchmarks read it

@@ -1,8 +1,11 @@
 """Black-box checks of any Decoder, only through ``emad_ref.protocol``. Each returns a ``Finding``.
 
-session_checks         forced depths, rollback, simultaneous sessions, ``last`` of ``feed``
-decoding_checks        decisions on given tokens, ``generate``, rows of a batch, agreement with replay
-requests               many rows, stop sets, special tokens, requests between the steps of sessions
+covering               every pair of values of the ``dimensions`` of requests and of sessions, by cases
+request_cases          cases of requests
+session_cases          cases of sessions
+session_checks         ``last`` of ``feed``
+decoding_checks        decisions on given tokens, ``generate``, agreement with replay
+requests               special tokens, requests at once, streamed answers
 shared_prefixes        prompts with a common beginning, which a prefix cache may confuse
 positions              every position of the window is written and read
 point_fields           every field of an operating point is honoured, or the point is declined
@@ -24,11 +27,9 @@ from pytest_emad.audit.decoding_checks import (
     check_decisions,
     check_generation,
     check_replay_agreement,
-    check_row_independence,
 )
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.reference_logits import Lens, LogitLens
-from pytest_emad.audit.session_checks import check_forced_depths, check_rollback, check_session_isolation
 from pytest_emad.audit.tolerances import tolerance
 
 __all__ = [
@@ -37,11 +38,7 @@ __all__ = [
     "LogitLens",
     "ReplayedDocument",
     "check_decisions",
-    "check_forced_depths",
     "check_generation",
     "check_replay_agreement",
-    "check_rollback",
-    "check_row_independence",
-    "check_session_isolation",
     "tolerance",
 ]

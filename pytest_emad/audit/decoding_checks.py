@@ -1,10 +1,9 @@
-"""Check decoding: decisions on given tokens, ``generate``, rows of a batch, and agreement with replay."""
+"""Check decoding: decisions on given tokens, ``generate``, and agreement with replay."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 from scipy.special import log_softmax
@@ -15,13 +14,11 @@ from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
 from pytest_emad.audit.reference_logits import (
-    LensReference,
     PrefixCachingLens,
     ProbeReadoutWork,
     emission_noise_factor,
     is_decided_by_full_heads,
     is_tied,
-    max_tied_gap,
 )
 from pytest_emad.audit.trajectory import (
     WIDEST_FEED,
@@ -235,69 +232,6 @@ def require_record_work(
     tally.require(
         is_consistent, f"prompt_work.tokens per layer {spent.tolist()}, but the prompts imply {deepest.tolist()}"
     )
-
-
-# ---------------------------------------------------------------- rows of a batch
-
-
-def check_row_independence(
-    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, *, needed: int = 1
-) -> Finding:
-    """Check that ``generate`` on all ``prompts`` gives the tokens and depths of ``generate`` on each.
-
-    Rows are compared up to their first difference, which must be a tie: two logits, or a signal and its threshold at
-    that or an earlier token, within the tolerance. Both trajectories are then judged by the lens, each on its own
-    history. Discriminating are pairs of rows that alone take different depths (different tokens, where the point is not
-    adaptive).
-    """
-    decoder, point = under_test.decoder, under_test.point
-    judge = Judge.for_check("rows", under_test, needed)
-    with judge.tally:
-        record = decoder.generate(prompts, max_new, NO_STOP)
-        together = extract_trajectories(judge.tally, record, prompts, max_new, NO_STOP, point)
-        alone: list[tuple[Trajectory, Ints]] = []
-        for prompt in prompts:
-            one = decoder.generate([prompt], max_new, NO_STOP)
-            alone += zip(
-                extract_trajectories(judge.tally, one, [prompt], max_new, NO_STOP, point), one.emitted, strict=True
-            )
-        for batched, single in zip(zip(together, record.emitted, strict=True), alone, strict=True):
-            _compare_runs(judge, batched, single)
-        outcomes = [trajectory.depth if point.has_adaptive_depth else emitted for trajectory, emitted in alone]
-        judge.tally.discriminating += sum(not np.array_equal(a, b) for a, b in combinations(outcomes, 2))
-    return judge.tally.to_finding()
-
-
-def _compare_runs(judge: Judge, together: tuple[Trajectory, Ints], alone: tuple[Trajectory, Ints]) -> None:
-    """Compare two (trajectory, emitted tokens) to the end, or to a tie; after a tie judge each run separately."""
-    (batched, tokens), (single, own) = together, alone
-    shared = min(len(tokens), len(own))
-    differ = (batched.depth[:shared] != single.depth[:shared]) | (tokens[:shared] != own[:shared])
-    if not differ.any():
-        # equal tokens end equally: extract_trajectories has checked both lengths against max_new and the stop tokens
-        judge.tally.n += shared
-        return
-    at = int(np.argmax(differ))
-    reference = judge.compute_reference(batched)
-    judge.tally.require(
-        _is_tied_at(judge, reference, batched, at) or _is_tied_at(judge, reference, single, at),
-        f"{batched.describe_position(at)}: token {tokens[at]} among its neighbours, but alone depth "
-        f"{single.depth[at]} and token {own[at]}, with no tie at or before it",
-    )
-    for trajectory, emitted in (together, alone):
-        judge.require_tokens_are_argmax(trajectory, emitted, judge.require_trajectory_matches_lens(trajectory))
-
-
-def _is_tied_at(judge: Judge, reference: LensReference, run: Trajectory, at: int) -> bool:
-    """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within the tolerance.
-
-    Both runs share their history up to there, but each has its own depth at ``at``.
-    """
-    point, wider = judge.point, judge.widen_reference_at_position(run, reference, at)
-    tolerance, of_signal = wider.tolerance[: at + 1], wider.signal_tolerance[: at + 1]
-    near = is_tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), of_signal)
-    best = np.sort(reference.emitted.after_layer(int(run.depth[at]))[at])[-2:]
-    return bool(near.any() or best[1] - best[0] < max_tied_gap(point, tolerance)[at])
 
 
 # ---------------------------------------------------------------- replay

@@ -77,7 +77,8 @@ REQUESTS: dict[str, Dimension] = {
         ("equal", "apart", "between", "zero"),
     ),
     "stops": Dimension(
-        "the stop set: none, one id that ends a row, the first new token, an id of the prompt, 21 ids",
+        "the stop set: none, one id that ends a row, the first new token, an id of the prompt, 21 ids, some of which "
+        "agree in their low 8 or 16 bits with an emitted one",
         ("none", "one", "first", "in the prompt", "21"),
     ),
 }
@@ -103,9 +104,12 @@ SESSIONS: dict[str, Dimension] = {
     "temperature": Dimension("temperature of the decoder's draws, which its sessions do not make", ("0", "2")),
 }
 
-_FIXED = ("full", "watching", "truncated")  # points at which every token has the same depth
-_RISING = ("eager", "deferred", "copying")  # points under which a later token may run deeper
-
+# forced depths at points under which a later token may run deeper
+_ADMISSIBLE = {
+    "eager": ("none", "falling", "ceiling", "above"),
+    "deferred": ("none", "falling", "ceiling", "above"),
+    "copying": ("none", "ceiling", "above"),
+}
 _COUNTED = ("65th session", "257th request")  # neighbours of which there are many
 
 _SHARED_CONSTRAINTS = (
@@ -161,33 +165,26 @@ SESSION_CONSTRAINTS: tuple[Constraint, ...] = (
     *_SHARED_CONSTRAINTS,
     Constraint(
         ("prompt", "new"),
-        lambda prompt, new: prompt not in FULL_PROMPTS or new in ("0", "1"),
+        lambda prompt, new: int(new) <= {"window": 0, "window − 1": 1}.get(prompt, int(new)),
         "a full window has no room",
     ),
-    Constraint(("prompt", "new"), lambda prompt, new: prompt != "window" or new == "0", "a full window has no room"),
     Constraint(
         ("point", "depths"),
-        lambda point, depths: (
-            point not in _RISING
-            or depths in ("none", "ceiling", "above")
-            or (point != "copying" and depths == "falling")
-        ),
+        lambda point, depths: depths in _ADMISSIBLE.get(point, SESSIONS["depths"].values),
         "where depth may rise, every depth up to the ceiling is admissible, and copies of forced depths have no oracle",
     ),
     Constraint(("feed", "depths"), lambda feed, depths: depths != "rising" or feed != "1", "one token cannot rise"),
-    Constraint(("new", "depths"), lambda new, depths: depths == "none" or new not in ("0",), "nothing is forced"),
-    Constraint(("new", "depths"), lambda new, depths: depths != "rising" or new != "1", "one token cannot rise"),
     Constraint(
-        ("new", "feed"),
-        lambda new, feed: int(feed) <= max(1, int(new)),
-        "a feed holds no more than all tokens",
+        ("new", "depths"),
+        lambda new, depths: int(new) >= {"none": 0, "rising": 2}.get(depths, 1),
+        "a depth belongs to a token, a rise to two",
+    ),
+    Constraint(
+        ("new", "feed"), lambda new, feed: int(feed) <= max(1, int(new)), "a feed holds no more than all tokens"
     ),
     Constraint(
         ("new", "rollback"),
-        lambda new, rollback: (
-            {"0": ("none", "into the prompt", "all but one")}.get(new, (rollback,)).__contains__(rollback)
-            and (rollback != "more than 16" or int(new) > 16)
-        ),
+        lambda new, rollback: int(new) >= {"1–8": 1, "more than 16": 17}.get(rollback, 0),
         "no more tokens can be rolled back than were fed",
     ),
     Constraint(
@@ -195,9 +192,7 @@ SESSION_CONSTRAINTS: tuple[Constraint, ...] = (
         lambda prompt, rollback: prompt != "one token" or rollback != "into the prompt",
         "one token has no inside",
     ),
-    Constraint(
-        ("rows", "drop"), lambda rows, drop: drop != "some" or rows != "1", "the last row is closed, not dropped"
-    ),
+    Constraint(("rows", "drop"), lambda rows, drop: drop != "some" or rows != "1", "the last row cannot be dropped"),
     Constraint(("new", "shown"), lambda new, shown: shown == "all" or new != "0", "nothing is fed"),
 )
 

@@ -46,6 +46,7 @@ EARLIER_REQUESTS, EARLIER_SESSIONS = 256, 64
 BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
 STOPS = 21  # ids of the largest stop set
+ID_BITS = (8, 16)  # bits of an id stored in one byte or two
 KEPT_LOGITS = 2**27  # of sampled rows, held at once
 TEMPERATURES = {"0": 0.0, "0.07": 0.07, "just off 1": 1.03, "1": 1.0, "2": 2.0}
 LIKELY_CASES = 100  # of an array, among which the level of a test is divided
@@ -146,6 +147,16 @@ def divide_request(
         requests.append((rows, max(1, new - number % 3), NO_STOP if number % 2 else stop))
         first += len(rows)
     return requests
+
+
+def draw_similar_ids(emitted: Sequence[int], others: Sequence[int]) -> list[int]:
+    """One of the ``others`` for each of ``ID_BITS`` that agrees in its low bits with an ``emitted`` id.
+
+    A decoder that stores the ids of a stop set in so few bits stops there.
+    """
+    low = {bits: {token % 2**bits for token in emitted} for bits in ID_BITS}
+    found = (next((token for token in others if token % 2**bits in low[bits]), None) for bits in ID_BITS)
+    return [token for token in found if token is not None]
 
 
 def overwrite_arrays(case: Case, arrays: Iterable[Ints]) -> None:
@@ -258,6 +269,8 @@ class RequestCases:
                     self._compare_ended_rows(history, emitted)
                 if temperature:
                     self._compare_seeds(history, opened, by)
+                if stop:  # a remembered set ends this request, too
+                    self._ask(history, by, prompts[:2], new, NO_STOP)
 
     def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
         """The prompt of an earlier request: equal to ``prompt``, longer by a few tokens, or with another end."""
@@ -285,8 +298,9 @@ class RequestCases:
             others = [token for token in range(self.bench.vocabulary) if token not in everything]
             # ids below and above the one that ends a row: a set that keeps its smallest or largest ids loses it
             below, above = ([token for token in others if (token < ending) is side] for side in (True, False))
-            size = STOPS - 1
-            return frozenset([ending, *(below if rng.integers(2) else above)[:size], *others[:size]][:STOPS]), emitted
+            ids = [ending, *draw_similar_ids(row[: row.index(ending)], others)]
+            ids += [*(below if rng.integers(2) else above), *others]
+            return frozenset(list(dict.fromkeys(ids))[:STOPS]), emitted
         return frozenset([row[0] if kind == "first" else ending]), emitted
 
     def _compare_ended_rows(self, history: History, emitted: Sequence[Sequence[int]]) -> None:
@@ -607,14 +621,18 @@ def make_neighbours(
     def feed_all() -> None:
         for session in beside:
             session.feed(rng.integers(0, bench.vocabulary, (len(session.rows), 1)))
-        if kind == "session":  # another one ends before those
-            decoder.start([draw_prompt(3)])[0].close()
+            if len(session.rows) > 1:
+                session.drop(0)
+        if kind == "session":  # another one ends before later ones
+            passing.close()
+            passing.callback(decoder.start([draw_prompt(3)])[0].close)
 
     beside: list[CheckedSession] = []
+    passing = ExitStack()
     act: Callable[[], None] = feed_all if kind in ("session", "65th session") else lambda: None
     if kind != "none":
         history.steps.append(f"neighbours: {kind}")
-    with ExitStack() as stack:
+    with ExitStack() as stack, passing:
         if kind == "257th request":
             for _ in range(EARLIER_REQUESTS):
                 decoder.generate([draw_prompt(1)], 1, NO_STOP)

@@ -1,4 +1,4 @@
-"""Check requests as users send them: many rows, several stop tokens, common prefixes, sessions in between.
+"""Check requests as users send them: special tokens, requests at once, streamed answers. ``request_cases`` has more.
 
 Each check sends requests that a decoder may confuse, and compares every row of every answer with the lens: depths,
 signals and tokens, its end, and the work. No depth is forced. One pass of the lens serves rows with the same tokens.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from pytest_emad.audit.decoding_checks import (
     extract_trajectories,
     require_record_work,
 )
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, prefix_raised_complaints
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import ProbeReadoutWork, emission_noise_factor
 from pytest_emad.audit.sampling import (
     SampledAnswer,
@@ -35,11 +35,8 @@ from pytest_emad.audit.sampling import (
 )
 from pytest_emad.audit.spot_checks import AnsweredRequest
 from pytest_emad.audit.token_comparison import check_same_tokens, first_difference
-from pytest_emad.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
+from pytest_emad.audit.trajectory import DecoderUnderTest, Judge, Trajectory
 
-MAX_STOP_TOKENS = 12  # ids of the largest stop set, more than a buffer of one, two, four or eight
-FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
-ID_BITS = (8, 16)  # bits of an id stored in one byte or two
 AT_ONCE = (2, 8)  # requests at once
 SENT = 2  # times that each request is sent with others
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than simultaneous sampled ones
@@ -48,7 +45,6 @@ OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # least number of sampled tokens that are
 ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of an aborted stream, and those that arrive before
 REPLACEMENT = "\ufffd"  # replacement of an incomplete character
 SHOWN = 20  # most characters of a text in a complaint
-MIN_ENDING_IDS = 3  # least number of different ids of the largest stop set that end a row
 
 
 def answer_request(
@@ -101,112 +97,6 @@ def _prompt_of(trajectory: Trajectory) -> bytes:
     return trajectory.tokens[: trajectory.first + 1].tobytes()
 
 
-# ---------------------------------------------------------------- many rows
-
-
-def check_batch_sizes(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    counts: Sequence[int],
-    max_new: int,
-    *,
-    sessions: bool = True,
-) -> Finding:
-    """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
-
-    The session is fed the tokens that ``generate`` emitted; ``sessions`` False omits it. Discriminating rows differ in
-    tokens or depths from the row before, so that copying a neighbour shows.
-
-    Raises:
-        BadArgument: a count that ``prompts`` do not have.
-    """
-    decoder, point = under_test.decoder, under_test.point
-    if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
-        raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
-    judge = Judge.for_check("batches", under_test, judges_work=True)
-    with judge.tally:
-        for count in counts:
-            answer = answer_request(decoder, prompts[:count], max_new)
-            record, fed = answer.record, min(FED_TOKENS, max_new - 1) if sessions else 0
-            extract_trajectories(judge.tally, record, answer.prompts, max_new, answer.stop, point)
-            session_rows: list[Trajectory] = []
-            if fed:
-                names = [f"row {row} in a session" for row in range(count)]
-                with CheckedSession(judge, decoder, answer.prompts, names) as transcript:
-                    for column in range(fed):
-                        transcript.feed(np.array([[emitted[column]] for emitted in record.emitted]))
-                    session_rows = transcript.build_trajectories()
-            require_answers_match_lens(judge, [answer], session_rows)
-            outcomes = [
-                (*emitted.tolist(), *record.tokens.select_sequence(row, phase=1).depth.tolist())
-                for row, emitted in enumerate(record.emitted)
-            ]
-            judge.tally.discriminating += sum(one != other for one, other in pairwise(outcomes))
-    return judge.tally.to_finding()
-
-
-# ---------------------------------------------------------------- where rows end
-
-
-def check_row_endings(
-    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
-) -> Finding:
-    """Check the ends of the rows of ``generate``, under stop sets drawn from the tokens emitted without one.
-
-    The largest set ends different rows by different ids, some by the first new token. It also holds tokens of prompts,
-    which must not end a row. Discriminating are its ids that end a row: only there an overlooked id shows. The last
-    request has no stop token, which reveals a remembered set.
-
-    Raises:
-        BadArgument: ``max_new`` below 3: no room for an end between the first and the last token.
-    """
-    decoder, point = under_test.decoder, under_test.point
-    if max_new < 3:
-        raise BadArgument("max_new", max_new, "at least 3 new tokens")
-    judge = Judge.for_check("endings", under_test, MIN_ENDING_IDS, judges_work=True)
-    with judge.tally:
-        plain = answer_request(decoder, prompts, max_new)
-        extract_trajectories(judge.tally, plain.record, prompts, max_new, frozenset(), point)
-        emitted = plain.record.emitted
-        several = draw_stop_tokens(emitted, prompts, rng)
-        first = {int(tokens[0]) for tokens in emitted}
-        answers = [
-            plain,
-            answer_request(decoder, prompts, max_new, several),
-            answer_request(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
-            answer_request(decoder, prompts, max_new, first),  # all rows at once
-            answer_request(decoder, prompts, 1),
-            answer_request(decoder, prompts, 1, several),
-            answer_request(decoder, prompts[:2], max_new),
-        ]
-        require_answers_match_lens(judge, answers)
-        ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
-        judge.tally.discriminating += len({int(tokens[-1]) for tokens in ended})
-    return judge.tally.to_finding()
-
-
-def draw_stop_tokens(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
-    """At most ``MAX_STOP_TOKENS`` ids for a stop set, and one more for each of ``ID_BITS``.
-
-    The set has tokens that end rows of ``emitted`` at random places, one of them at its first token, and two tokens
-    that end a prompt and are not emitted. The additional ids are not emitted either; each agrees in its low bits with
-    an emitted token outside the set, at which a decoder that stores ids in one or two bytes stops.
-    """
-    stops: set[int] = set()
-    for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
-        tokens = emitted[row].tolist()
-        place = 0 if at == 0 else int(rng.integers(1, len(tokens)))
-        if len(stops) < MAX_STOP_TOKENS - 2 and not stops & set(tokens[:place]):
-            stops.add(tokens[place])
-    everything = set(np.concatenate(list(emitted)).tolist())
-    idle = {int(prompt.tokens[-1]) for prompt in prompts} - everything
-    before = {t for row in emitted for t in takewhile(lambda token: token not in stops, row.tolist())}
-    alike = set[int]()
-    for bits in ID_BITS:
-        alike |= set(sorted({t - (1 << bits) for t in before if t >= 1 << bits} - everything)[:1])
-    return frozenset(stops | set(sorted(idle)[:2]) | alike)
-
-
 # ---------------------------------------------------------------- prompts with special tokens
 
 
@@ -234,29 +124,6 @@ def check_special_tokens(
                 row.tolist() != wanted for row in answers[-len(prompts) - 1].record.emitted
             )
         require_answers_match_lens(judge, [plain, *answers])
-    return judge.tally.to_finding()
-
-
-# ---------------------------------------------------------------- the same rows again
-
-
-def check_repeated_requests(
-    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, rng: np.random.Generator
-) -> Finding:
-    """Check ``generate`` on ``prompts`` of different lengths: together, again, reordered, alone, in smaller batches.
-
-    Each smaller batch drops the first row of the one before, so the longest row and the padding change. Discriminating
-    are rows with other tokens than the row before.
-    """
-    judge = Judge.for_check("repetitions", under_test, judges_work=True)
-    shuffled = [prompts[row] for row in rng.permutation(len(prompts))]
-    requests = [prompts, prompts, shuffled, *([prompt] for prompt in prompts)]
-    requests += [shuffled[first:] for first in range(1, len(prompts) - 1)]
-    with judge.tally:
-        answers = [answer_request(under_test.decoder, request, max_new) for request in requests]
-        require_answers_match_lens(judge, answers)
-        emitted = [tokens.tolist() for tokens in answers[0].record.emitted]
-        judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
     return judge.tally.to_finding()
 
 
@@ -611,7 +478,7 @@ def _judge_arrivals(
     )
 
 
-# ---------------------------------------------------------------- simultaneous sessions and decoders
+# ---------------------------------------------------------------- aborted requests
 
 
 class AbortedRequestError(Exception):
@@ -631,100 +498,3 @@ class AbortingStopTokens(frozenset[int]):
         if self.most < 0:
             raise AbortedRequestError
         return super().__contains__(token)
-
-
-def can_abort_request(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
-    """Whether ``generate`` ends by its caller's exception, or one caused by it, after the first step."""
-    stop = AbortingStopTokens(prompt.tokens[0] for prompt in prompts)
-    stop.most = len(prompts)
-    try:
-        decoder.generate(prompts, max_new, stop)
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, AbortedRequestError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        return True
-    return False
-
-
-def check_requests_between_session_steps(
-    decoders: Sequence[DecoderUnderTest], prompts: Sequence[Prompt], continuations: Ints, max_new: int
-) -> Finding:
-    """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
-
-    All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
-    answers requests of ``generate``, one of which is aborted. Then the first sessions are closed, and new ones are
-    opened while the others stay open. ``Judge.count_context_dependent_logits`` counts discriminating positions.
-
-    Raises:
-        BadArgument: too few rows or tokens.
-    """
-    if len(prompts) < 4 or continuations.shape[1] < 6:
-        raise BadArgument("continuations", continuations.shape, "at least 4 rows of at least 6 tokens")
-    tally = Tally("interleaved")
-    judges = [replace(Judge.for_check("interleaved", each), tally=tally) for each in decoders]
-    tally.noisy = any(judge.tolerance > each.tolerance for judge, each in zip(judges, decoders, strict=True))
-    half = len(prompts) // 2
-    groups = (slice(0, half), slice(half, None))
-    session_rows: list[list[Trajectory]] = [[] for _ in decoders]
-    answers: list[list[AnsweredRequest]] = [[] for _ in decoders]
-
-    def opened(rows: slice, name: str) -> list[CheckedSession]:
-        """Open a session of every decoder on ``rows`` of ``prompts``."""
-        names = [f"{name} session, row {row}" for row in range(len(prompts[rows]))]
-        return [
-            CheckedSession(judge, each.decoder, prompts[rows], names)
-            for judge, each in zip(judges, decoders, strict=True)
-        ]
-
-    def step(transcripts: Sequence[CheckedSession], rows: slice, column: int) -> None:
-        for transcript in transcripts:
-            transcript.feed(continuations[rows, column : column + 1])
-
-    def requests(rows: slice) -> None:
-        for each, answered in zip(decoders, answers, strict=True):
-            answered.append(answer_request(each.decoder, prompts[rows], max_new))
-
-    def close(transcripts: Sequence[CheckedSession]) -> None:
-        for index, transcript in enumerate(transcripts):
-            session_rows[index] += transcript.build_trajectories()
-            transcript.session.close()
-
-    def stage(transcripts: Sequence[CheckedSession], after: str) -> None:
-        for transcript in transcripts:
-            transcript.stage = after
-
-    with tally:
-        first = opened(groups[0], "first")
-        step(first, groups[0], 0)
-        requests(groups[1])
-        stage(first, "after a request of the same decoder")
-        step(first, groups[0], 1)
-        second = opened(groups[1], "second")
-        step(first, groups[0], 2)
-        step(second, groups[1], 0)
-        given_up = sum(can_abort_request(each.decoder, prompts[groups[1]], max_new) for each in decoders)
-        stage([*first, *second], "after a request that was aborted")
-        step(first, groups[0], 3)
-        step(second, groups[1], 1)
-        close(first)
-        stage(second, "after the session opened before it was closed")
-        third = opened(groups[0], "third")
-        for column in range(2, 5):
-            step(second, groups[1], column)
-            step(third, groups[0], column - 2)
-        requests(groups[0])
-        close(third)
-        step(second, groups[1], 5)
-        close(second)
-        requests(groups[1])
-        for judge, answered, trajectories in zip(judges, answers, session_rows, strict=True):
-            require_answers_match_lens(judge, answered)
-            for trajectory in trajectories:
-                tally.discriminating += judge.count_context_dependent_logits(
-                    trajectory, judge.require_trajectory_matches_lens(trajectory)
-                )
-        tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
-    return tally.to_finding()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.protocol import Capabilities, Decoder, Prompt
+from emad_ref.protocol import Capabilities, Decoder, Prompt, Session
 from emad_ref.record import Ints
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally
@@ -64,8 +64,10 @@ class SessionScript:
         case, rng, forgotten = self.case, np.random.default_rng(self.seed), list[Trajectory]()
         halves = case["drop"] != "none" or case["neighbours"] != "none"
         middle = self.tokens.shape[1] // 2 if halves else self.tokens.shape[1]
-        self._refuse(transcript, history, rng)
+        self._refuse(transcript, history, rng, case["depths"], window)
         self._feed(transcript, history, self.tokens[:, :middle], rng)
+        if case["depths"] in ("falling", "above"):  # caps may have fallen below the ceiling
+            self._refuse(transcript, history, rng, "above", window)
         act()
         if case["drop"] != "none":
             count = int(rng.integers(1, len(transcript.rows))) if case["drop"] == "some" else 0
@@ -95,10 +97,14 @@ class SessionScript:
         return [*forgotten, *transcript.build_trajectories()]
 
     def _roll_back(self, transcript: CheckedSession, history: History, lengths: Ints) -> list[Trajectory]:
-        """Roll back to ``lengths`` [rows]; returns the trajectories up to now."""
+        """Roll back to ``lengths`` [rows], which lowers no work; returns the trajectories up to now."""
         history.steps.append(f"rollback to {lengths.tolist()} tokens")
         forgotten, sent = transcript.build_trajectories(), lengths.copy()
+        spent = _tokens_by_layer(transcript.session)
         transcript.rollback(sent)
+        now = _tokens_by_layer(transcript.session)
+        fell = f"rolling back: work fell from {spent} to {now} tokens per layer"
+        transcript.tally.require(all(each >= before for before, each in zip(spent, now, strict=True)), fell)
         self._count_on(transcript, sent)
         return forgotten
 
@@ -118,18 +124,21 @@ class SessionScript:
             return held - int(rng.integers(LONG_ROLLBACK, fed + 1))
         return int(rng.integers(1, prompt)) if kind == "into the prompt" and prompt > 1 else 1
 
-    def _refuse(self, transcript: CheckedSession, history: History, rng: np.random.Generator) -> None:
-        """Ask for a depth of one row, in a feed of the case's width, that the session must refuse."""
-        kind, rows = self.case["depths"], len(transcript.rows)
-        if kind not in ("above", "rising"):
-            return
-        caps = transcript.session.cap
-        width = max(1 if kind == "above" else 2, min(int(self.case["feed"]), self.tokens.shape[1]))
-        if width > self.widest:
+    def _refuse(
+        self, transcript: CheckedSession, history: History, rng: np.random.Generator, kind: str, window: int
+    ) -> None:
+        """Ask for depths of one row, outside 1 … cap ("above") or "rising", which the session must refuse.
+
+        A feed has the case's width, as far as ``window`` reaches.
+        """
+        caps, rows = transcript.session.cap, len(transcript.rows)
+        room = min(self.tokens.shape[1], self.widest, window - int(transcript.session.length.max()))
+        width = min(max(1 if kind == "above" else 2, int(self.case["feed"])), room)
+        if kind not in ("above", "rising") or width < (1 if kind == "above" else 2):
             return
         depth, row = np.repeat(caps[:, None], width, axis=1), int(rng.integers(rows))
         if kind == "above":
-            depth[row] = caps[row] + 1 if rng.integers(2) else 0
+            depth[row] = (caps[row] + 1, transcript.point.ceiling + 1, 0)[int(rng.integers(3))]
         else:
             rises = int(rng.integers(1, width))
             lower = max(1, caps[row] - 1)
@@ -183,6 +192,11 @@ class SessionScript:
             return np.repeat(cap[:, None], n, axis=1)
         falls = rng.random((len(cap), n)) < 1 / 8  # slowly, so that several depths are held for some tokens
         return np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
+
+
+def _tokens_by_layer(session: Session) -> list[int]:
+    """Tokens that each layer ran; none for a decoder that does not count."""
+    return [] if session.work is None else session.work.tokens.tolist()
 
 
 class SessionCases:

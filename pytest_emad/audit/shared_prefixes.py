@@ -15,9 +15,10 @@ from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Ints, Record
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding
-from pytest_emad.audit.requests import FED_TOKENS, answer_request, require_answers_match_lens
+from pytest_emad.audit.requests import answer_request, require_answers_match_lens
 from pytest_emad.audit.trajectory import CheckedSession, DecoderUnderTest, Judge, Trajectory
 
+FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 23  # most variations of it, itself included
 REPLACED = 4  # variations that replace the last token of a prefix cache's block, which its key may omit

@@ -35,7 +35,6 @@ from pytest_emad.audit.reference_logits import (
 from pytest_emad.audit.tolerances import measured_tolerance
 
 WIDEST_FEED = 3  # tokens
-LAST_POSITIONS = 3  # last positions of a row, whose logits are compared with those of their token alone
 
 
 class RefutedPositionError(AuditRefutedError):
@@ -207,32 +206,6 @@ class Judge:
         assert self.lens is not None, "only replay is judged without a lens"
         return compute_reference(self.lens, trajectory.tokens, self.point, trajectory.first, self.tolerance)
 
-    def require_trajectories_match_lens(self, trajectories: Sequence[Trajectory]) -> None:
-        """Require right trajectories; discriminating are positions with other logits than full depth's.
-
-        Without forced depths ``count_context_dependent_logits`` counts discriminating positions.
-        """
-        ahead = self.with_lens_prefetch(trajectories)
-        for trajectory in trajectories:
-            reference = ahead.require_trajectory_matches_lens(trajectory)
-            if self.forces:
-                self.tally.discriminating += count_logits_unlike_full_depth(reference, trajectory, self.tolerance)
-            else:
-                self.tally.discriminating += self.count_context_dependent_logits(trajectory, reference)
-
-    def count_context_dependent_logits(self, trajectory: Trajectory, reference: LensReference) -> int:
-        """Number of a row's last positions whose expected logits differ from those of their token alone.
-
-        They show which row's K and V a session reads.
-        """
-        assert self.lens is not None, "only replay is judged without a lens"
-        expected, first = emitted_logits(reference, trajectory)[-LAST_POSITIONS:], len(trajectory.tokens)
-        count = 0
-        for at, logits in enumerate(expected, start=first - len(expected)):
-            alone = self.lens(trajectory.tokens[at : at + 1]).after_layer(int(trajectory.depth[at - first]))[0]
-            count += int(np.abs(logits - alone).max() > self.tolerance)
-        return count
-
     def require_depths_follow_rule(
         self,
         trajectory: Trajectory,
@@ -345,12 +318,6 @@ def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:
 def count_tokens_unlike_full_depth(reference: LensReference, trajectory: Trajectory) -> int:
     """Number of positions with another argmax than full depth's: only there emitted tokens show a wrong depth."""
     return int((emitted_logits(reference, trajectory).argmax(-1) != reference.logits.last_layer.argmax(-1)).sum())
-
-
-def count_logits_unlike_full_depth(reference: LensReference, trajectory: Trajectory, tolerance: float) -> int:
-    """Number of positions with other logits than full depth's: only there logits show a wrong depth."""
-    emitted, last = emitted_logits(reference, trajectory), reference.logits.last_layer
-    return int((np.abs(emitted - last).max(axis=-1) > tolerance).sum())
 
 
 def count_exit_eligible_positions(trajectory: Trajectory, point: OperatingPoint) -> int:

@@ -8,9 +8,9 @@ from functools import cached_property
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.text.documents import Split
-from pytest_emad.measurements.early_exits import ITEM_ROWS, EarlyExitMeasurements
+from pytest_emad.measurements.early_exits import EarlyExitMeasurements
 from pytest_emad.measurements.engine import DOCUMENTS, EngineAnswers
-from pytest_emad.measurements.latency import LatencyBenchmark, extra_batch_sizes
+from pytest_emad.measurements.latency import LatencyBenchmark
 from pytest_emad.measurements.learned_exit import (
     ComponentExchange,
     ExitEvaluation,
@@ -72,16 +72,6 @@ class ModelMeasurements:
     @property
     def fingerprint(self) -> str:
         return self.subject.fingerprint
-
-    @property
-    def max_request_rows(self) -> int:
-        """The most rows per request that a verdict on this model reads."""
-        sizes = [
-            *self.study.budget.batch_sizes,
-            *extra_batch_sizes(self.study.budget),
-            self.task_scores.max_request_rows,
-        ]
-        return max(*sizes, ITEM_ROWS if self.subject.is_seq2seq else 1)
 
     @cached_property
     def engine_answers(self) -> EngineAnswers:

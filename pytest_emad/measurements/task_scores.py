@@ -456,12 +456,6 @@ class TaskScores:
         )
 
     @property
-    def max_request_rows(self) -> int:
-        """The most rows of one request with scored answers; 1 if all are replayed."""
-        decoded = self._subject.corpus.startswith("world:")  # includes programs
-        return max(ROWS if decoded else 1, FOREIGN_ROWS if self._subject.study.tasks else 1)
-
-    @property
     def replayed_task_names(self) -> list[str]:
         """The corpus's tasks but programs: one trace decides them at every point."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]

@@ -21,8 +21,8 @@
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
                 that the decoder declined as a whole
     audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first;
-                "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input; or
-                {"case", "steps", "requests"}, of which a server's requests have "curl" commands
+                "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input,
+                or {"case", "steps", "requests"}; a server's requests have "curl" commands
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
     deselected  [{"nodeid", "shipped", "claim"? of the test, or null, "why"}]

@@ -61,9 +61,7 @@ class TierRequirements:
 
 _FULL_DEPTH = "suites/fidelity/test_full_depth.py::"
 _REQUESTS = "suites/invariants/test_requests.py::"
-_DEPTH = "suites/invariants/test_depth.py::"
 _SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
-_BATCHES = f"{_REQUESTS}test_batches_as_large_as_verdicts_read_decide_row_by_row"
 _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
 _AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
 _PAIRS = "suites/invariants/test_pairs.py::test_every_pair_of_values_is_asked_and_answered"
@@ -79,10 +77,7 @@ TIERS: dict[str, TierRequirements] = {
             (_SAMPLING, "full"),
             ("suites/invariants/test_apart.py::test_the_judges_model_is_left_alone", "full depth"),
             ("suites/invariants/test_positions.py::test_generation_holds_far_into_the_window", "full"),
-            (_BATCHES, "full"),
             (_PREFIXES, "full"),
-            (f"{_REQUESTS}test_repeated_and_reordered_requests_get_the_same_answers", ""),
-            (f"{_REQUESTS}test_rows_end_at_any_stop_token_and_at_no_other", "full"),
             (_PAIRS, "requests"),
             (_ORDERS, "full"),
             (_STREAMS, ""),
@@ -112,12 +107,7 @@ TIERS: dict[str, TierRequirements] = {
         (
             (f"{_FULL_DEPTH}test_last_layer_readout_is_the_models_distribution", ""),
             (_PAIRS, "sessions"),
-            (_BATCHES, "sessions"),
             (_PREFIXES, "sessions"),
-            (f"{_REQUESTS}test_requests_between_the_steps_of_sessions_change_nothing", "full"),
-            (f"{_DEPTH}test_forced_depths_are_obeyed_and_rising_ones_refused", "full"),
-            (f"{_DEPTH}test_rollback_restores_tokens_cache_and_cap", "full"),
-            (f"{_DEPTH}test_sessions_side_by_side_keep_to_themselves", "full"),
             ("suites/invariants/test_positions.py::test_every_position_is_written_and_read", ""),
             ("suites/invariants/test_session_machine.py::test_session_survives_any_order_of_operations", "full"),
             ("suites/invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted", "full"),

@@ -1,6 +1,6 @@
 """Long prompts: the decoder is right after hundreds of tokens and up to the last positions of the window.
 
-A few long audits with lengths drawn for this run; ``test_depth`` has many short ones.
+A few long audits with lengths drawn for this run; ``test_pairs`` has many short ones, and the window's end.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import pytest
 
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS
-from pytest_emad.audit.decoding_checks import check_decisions, check_generation, require_record_matches_lens
+from pytest_emad.audit.decoding_checks import check_generation, require_record_matches_lens
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.positions import (
     check_positions_in_window,
     draw_block_end_lengths,
     draw_buffer_edge_lengths,
     draw_long_lengths,
-    draw_short_lengths,
 )
-from pytest_emad.audit.session_checks import check_forced_depths
 from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from pytest_emad.audit.trajectory import Judge
 from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -29,8 +27,7 @@ from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.run.recorder import Recorder
 from pytest_emad.run.suite_support import AuditFindingGate
 
-FED, LONG, LONG_AT_LEAST = 12, 72, 36  # tokens after a prompt, beyond one buffer and beyond several
-LENGTHS = {"far": draw_long_lengths, "edges": draw_buffer_edge_lengths}
+FED = 12  # tokens after a prompt
 LAST = {1: 16, 2: 8}  # new tokens that a prompt leaves room for, and rows: a cut changes one token in ten
 ENDING = ((3, 16), (17, 33))  # new tokens with which two more rows end there: drafts of usual lengths pass the end
 OWN_ROWS = 4  # rows of our own decoder that cover the window: other tests have more rows
@@ -39,16 +36,6 @@ ROWS = 8  # prompts of a request that end at the edges of blocks
 PASSING, SHORTER = 8, 40  # rows that pass nearly every position of the window, and tokens of the longest prompt
 BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
 MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
-
-
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_forced_depths_are_obeyed_far_into_the_window(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, lengths: str
-) -> None:
-    subject = emad_evidence.subject
-    point, drawn = subject.full_depth_point, LENGTHS[lengths](emad_rng, subject.audited_window_size - FED)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
-        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
 
 
 def test_every_position_is_written_and_read(
@@ -102,26 +89,6 @@ def check_generation_to_window_end(
         with judge.tally:
             require_record_matches_lens(judge, under_test.decoder.generate(prompts, new, frozenset()), prompts, new)
     return judge.tally.to_finding()
-
-
-def test_forced_depths_are_obeyed_late_in_a_session(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
-) -> None:
-    subject = emad_evidence.subject
-    point = subject.full_depth_point
-    fed = min(subject.scale_by_audit_share(LONG, LONG_AT_LEAST), subject.audited_window_size // 2)
-    drawn = draw_short_lengths(emad_rng, 3, subject.audited_window_size - fed)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, fed) as (under_test, prompts, continuation):
-        emad_audit(check_forced_depths(under_test, prompts, continuation, emad_rng))
-
-
-def test_decisions_are_the_rules_far_into_the_window(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
-) -> None:
-    subject, point = emad_evidence.subject, emad_evidence.replay_validity.probing_point
-    drawn = draw_long_lengths(emad_rng, subject.audited_window_size - FED)[:2]
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, drawn, FED) as (under_test, prompts, continuation):
-        emad_audit(check_decisions(under_test, prompts, continuation))
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])

@@ -1,4 +1,4 @@
-"""Requests as users send them: many rows, several stop tokens, shared prefixes, sessions in between.
+"""Requests as users send them: shared prefixes, requests at once, streams. ``test_pairs`` has all else.
 
 No test forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
 that offers neither exits nor sessions, such as an engine behind a URL. Cases ``sessions`` add sessions at full depth.
@@ -7,7 +7,7 @@ that offers neither exits nor sessions, such as an engine behind a URL. Cases ``
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -17,10 +17,6 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
 from pytest_emad.audit.requests import (
     check_and_time_streams,
-    check_batch_sizes,
-    check_repeated_requests,
-    check_requests_between_session_steps,
-    check_row_endings,
     check_sampled_streams,
     check_simultaneous_requests,
     check_simultaneous_samples,
@@ -34,10 +30,7 @@ from pytest_emad.report.tables import STREAM_TIMES, stream_latency_rows
 from pytest_emad.run.recorder import Recorder
 from pytest_emad.run.suite_support import AuditFindingGate
 
-NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
-FEWEST_NEW, FEWEST_BETWEEN = 6, 2  # new tokens of repeated rows, and of requests between sessions, of a large model
-FEWEST = 6  # rows: one more than other audits ask for
-ENDING, FEWEST_ENDING = 12, 8  # rows of which several end by ids of their own
+NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many beginnings
 TOLD_APART, DIFFERENT = 32, 3  # new tokens, and prompts that they must tell apart, where no signal is read
 FIRST_NEW = 8  # new tokens that our own decoder is asked for first
 FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
@@ -47,46 +40,17 @@ SHARED_HALVES = (264, 320)  # the same, of two blocks of the largest usual ones 
 NESTED = (64, 136, 200)  # tokens of texts of which a request holds many beginnings: some blocks of usual sizes
 UNSEEN = 4  # random ids before them, so that no cache holds them
 SPECIAL, SPECIAL_IDS = 16, 5  # tokens of a prompt with special ids, and most such ids
-ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
+BETWEEN = 4  # new tokens where exits are probed
 SIMULTANEOUS = 8  # prompts of requests that are sent at once
 SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
 HOT = (1.6, 2.0)  # their temperatures: most tokens are open, and servers refuse more than 2
 STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
-REPEATED, FEWEST_REPEATED = 8, 6  # rows whose order, company and length of prompt vary
-TOGETHER = (1, 2, 8, 9, 16)  # rows of a request: a row beside 0, 1, 7, 8 and 15 others
-DEPTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
+TOGETHER = 16  # rows of a request
 CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
 
 def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingPoint:
     return evidence.subject.full_depth_point if full else evidence.replay_validity.probing_point
-
-
-@CASES
-def test_batches_as_large_as_verdicts_read_decide_row_by_row(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, case: str
-) -> None:
-    """One row more than the largest batch, and a drawn smaller number; cases ``full`` also take few rows."""
-    subject = emad_evidence.subject
-    point = full_or_probing_point(emad_evidence, case != "probing")
-    most = max(FEWEST, emad_evidence.max_request_rows) + 1
-    counts = [most, int(emad_rng.integers(FEWEST, most))]
-    if case == "full":
-        together = TOGETHER[: subject.scale_by_audit_share(len(TOGETHER), 2)]
-        counts, most = [*counts, *together], max(most, *together)
-    lengths = subject.draw_short_lengths(emad_rng, most, BATCHED)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(check_batch_sizes(under_test, prompts, counts, BATCHED, sessions=case != "full"))
-
-
-@DEPTHS
-def test_rows_end_at_any_stop_token_and_at_no_other(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
-) -> None:
-    subject, point = emad_evidence.subject, full_or_probing_point(emad_evidence, full)
-    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(ENDING, FEWEST_ENDING), NEW)
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-        emad_audit(check_row_endings(under_test, prompts, NEW, emad_rng))
 
 
 @CASES
@@ -123,7 +87,7 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         return
     texts_asked = NESTED[: subject.scale_by_audit_share(len(NESTED), 1)]
     lengths = [min(length, subject.window_size - BATCHED) for length in texts_asked]
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER[-1]) as (
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER) as (
         under_test,
         (*nested, special),
         _,
@@ -133,20 +97,6 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         emad_audit(check_nested_prompts(under_test, nested_texts, BATCHED, emad_rng))
         ids = subject.special_tokens[: subject.scale_by_audit_share(SPECIAL_IDS, 2)]
         emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
-
-
-def test_repeated_and_reordered_requests_get_the_same_answers(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
-) -> None:
-    subject = emad_evidence.subject
-    new = subject.scale_by_audit_share(NEW, FEWEST_NEW)
-    lengths = subject.draw_short_lengths(emad_rng, subject.scale_by_audit_share(REPEATED, FEWEST_REPEATED), new)
-    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
-        under_test,
-        prompts,
-        _,
-    ):
-        emad_audit(check_repeated_requests(under_test, prompts, new, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
@@ -216,22 +166,3 @@ def test_streamed_tokens_are_those_of_whole_answers(
         emad_record.record_note("streamed answers are not timed under -n, where other tests run beside them")
     else:
         emad_record.record_table(STREAM_TIMES, subject.name, stream_latency_rows(arrivals))
-
-
-@DEPTHS
-def test_requests_between_the_steps_of_sessions_change_nothing(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, full: bool
-) -> None:
-    """Three decoders at once: two at full depth, and one with falling or full depth."""
-    subject = emad_evidence.subject
-    points = [subject.full_depth_point, full_or_probing_point(emad_evidence, full), subject.full_depth_point]
-    between = subject.scale_by_audit_share(BETWEEN, FEWEST_BETWEEN)
-    prompts, continuation = subject.draw_prompts_with_continuations(
-        emad_rng, subject.draw_short_lengths(emad_rng, ROWS, FED), FED
-    )
-    with ExitStack() as stack:
-        opened = [stack.enter_context(subject.open_decoder(point, max_rows=ROWS)) for point in points]
-        decoders = [
-            subject.make_decoder_under_test(decoder, point) for decoder, point in zip(opened, points, strict=True)
-        ]
-        emad_audit(check_requests_between_session_steps(decoders, prompts, continuation, between))

@@ -170,25 +170,25 @@ AllLayersThenRoute, ReadsEveryLayer = with_session(shown=route), with_session(ru
 
 # by the functions that mutate the reference decoder
 PROTOCOL: dict[str, tuple[type[CachedDecoder], str]] = {
-    "logits that are NaN": (with_session(**change_feed_step(replace_logits_by_nan)), "forced"),
-    "logits that lack an axis": (with_session(**change_feed_step(drop_logits_axis)), "forced"),
+    "logits that are NaN": (with_session(**change_feed_step(replace_logits_by_nan)), "sessions"),
+    "logits that lack an axis": (with_session(**change_feed_step(drop_logits_axis)), "sessions"),
     "depths of the last tokens alone": (with_session(feed=cut_depths_and_signals), "last"),
     "stop tokens not emitted": (override_methods(CachedDecoder, {"generate": drop_emitted_stop_tokens}), "generation"),
 }
 DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
-    "stale K/V after rollback": (with_session(rollback=keep_entries), "rollback"),
-    "relative cut of ragged K/V": (with_session(rollback=cut_relatively), "rollback"),
-    "rollback forgets the cap": (with_session(rollback=keep_cap), "rollback"),
-    "rolled-back work is forgotten": (with_session(rollback=forget_work), "rollback"),
-    "commit frees the cap's layer": (with_session(commit=free_the_cap), "rollback"),
+    "stale K/V after rollback": (with_session(rollback=keep_entries), "sessions"),
+    "relative cut of ragged K/V": (with_session(rollback=cut_relatively), "sessions"),
+    "rollback forgets the cap": (with_session(rollback=keep_cap), "sessions"),
+    "rolled-back work is forgotten": (with_session(rollback=forget_work), "sessions"),
+    "commit frees the cap's layer": (with_session(commit=free_the_cap), "sessions"),
     "position off by one": (
-        with_session(position=lambda original, session, row, n: len(row.tokens) + (n == 1)), "forced"),
-    "accepts a rising forced depth": (with_session(admit=accept_rising), "forced"),
-    "refuses after feeding": (with_session(feed=refuse_late), "forced"),
-    "wrong batch row": (with_session(feed=shift_rows), "forced"),
+        with_session(position=lambda original, session, row, n: len(row.tokens) + (n == 1)), "sessions"),
+    "accepts a rising forced depth": (with_session(admit=accept_rising), "sessions"),
+    "refuses after feeding": (with_session(feed=refuse_late), "sessions"),
+    "wrong batch row": (with_session(feed=shift_rows), "sessions"),
     "drops the wrong row": (
         with_session(drop=lambda drop, session, rows: drop(len(session.rows) - 1 - np.atleast_1d(rows).astype(int))),
-        "forced"),
+        "sessions"),
     "a drop empties the other sessions": (
         with_session(drop=empty_the_others, prefill=remember_open), "sessions"),
     "depth rises": (with_session(next_cap=lambda original, session, row, depth: session.point.ceiling), "decisions"),
@@ -206,6 +206,6 @@ DEFECTS: dict[str, tuple[type[CachedDecoder], str]] = {
     "full-depth tokens in generate only": (with_session(shown=show_full_depth_in_generate), "generation"),
     "truncated generation": (with_generate(lambda prompts, new, stop: (prompts, new - 3, stop)), "generation"),
     "stop tokens ignored": (with_generate(lambda prompts, new, stop: (prompts, new, frozenset())), "generation"),
-    "batch-wide exit": (with_session(feed=exit_together), "rows"),
+    "batch-wide exit": (with_session(feed=exit_together), "requests"),
     **PROTOCOL,
 }  # fmt: skip

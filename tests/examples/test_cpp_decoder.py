@@ -17,22 +17,14 @@ from scipy.stats import chisquare
 from emad_ref.errors import BadArgument
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
-from pytest_emad.audit import (
-    Finding,
-    check_decisions,
-    check_forced_depths,
-    check_generation,
-    check_rollback,
-    check_row_independence,
-    tolerance,
-)
+from pytest_emad.audit import Finding, check_decisions, check_generation, tolerance
 from pytest_emad.audit.reference_logits import Lens
-from pytest_emad.audit.requests import check_batch_sizes, check_requests_between_session_steps, check_row_endings
 from pytest_emad.audit.shared_prefixes import check_shared_prefixes
 from pytest_emad.audit.trajectory import DecoderUnderTest
 from pytest_emad.remote.client import DecoderClient, DecoderFailed
 from pytest_emad.remote.frames import WireFrame, encode_frame_to_buffers, read_frame
 from tests.decoders.audited_model import lens_of
+from tests.decoders.covering_cases import check_small_cases
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.examples.models import BUNDLED, folder_of, lens_of_bundled, opened, save_odd, spread
 from tests.small_models import small_model
@@ -54,41 +46,27 @@ def audited(
     made: Callable[[OperatingPoint], Decoder], lens: Lens, point: OperatingPoint, longest: int, seed: int
 ) -> Iterator[Finding]:
     """Return every audit's finding on ragged prompts, with exact work."""
-    full, rng = full_depth(point.layers), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[-1]
     prompts = [Prompt(rng.integers(0, vocabulary, n)) for n in (5, longest, 1, 17)]
     continuation = rng.integers(0, vocabulary, (len(prompts), FED))
-    yield check_forced_depths(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation, rng)
-    yield check_rollback(DecoderUnderTest(made(full), lens, full, TOLERANCE), prompts, continuation)
+    for kind in ("sessions", "requests"):
+        yield check_small_cases(kind, made, lens, point, TOLERANCE)
     yield check_decisions(
         DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, continuation
     )
-    yield check_row_independence(DecoderUnderTest(made(point), lens, point, TOLERANCE), prompts, NEW)
     yield check_generation(DecoderUnderTest(made(point), lens, point, TOLERANCE, exact_context=True), prompts, NEW)
 
 
 # ---------------------------------------------------------------- decisions follow the rule
 
 
-@pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "interleaved"])
-def test_it_answers_requests_as_users_send_them(remote: DecoderClient, odd: tuple[Path, Lens], check: str) -> None:
+def test_it_reads_prompts_to_their_ends(remote: DecoderClient, odd: tuple[Path, Lens]) -> None:
     folder, lens = odd
-    point, full, rng = spread(lens, LAYERS, VOCABULARY), full_depth(LAYERS), np.random.default_rng(0)
-    prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in rng.integers(1, 12, MANY)]
-    made = [
-        DecoderUnderTest(opened(remote, folder, each, max_rows=MANY), lens, each, TOLERANCE)
-        for each in (full, point, full)
-    ]
-    if check == "batches":
-        finding = check_batch_sizes(made[1], prompts, [MANY, 9], FED)
-    elif check == "endings":
-        finding = check_row_endings(made[1], prompts, FED, rng)
-    elif check == "prefixes":
-        text, others = rng.integers(0, VOCABULARY, (2, 16))
-        finding = check_shared_prefixes(made[1], text, others, FED, rng)
-    else:
-        continuation = rng.integers(0, VOCABULARY, (4, FED))
-        finding = check_requests_between_session_steps(made, prompts[:4], continuation, FED)
+    point, rng = spread(lens, LAYERS, VOCABULARY), np.random.default_rng(0)
+    made = DecoderUnderTest(opened(remote, folder, point, max_rows=MANY), lens, point, TOLERANCE)
+    text, others = rng.integers(0, VOCABULARY, (2, 16))
+    finding = check_shared_prefixes(made, text, others, FED, rng)
     assert finding.passed is True, finding
 
 
@@ -99,7 +77,7 @@ def test_it_passes_every_audit(remote: DecoderClient, name: str, seed: int) -> N
     layers, vocabulary = lens(np.zeros(1, dtype=np.int64)).shape[1:]
 
     def made(point: OperatingPoint) -> Decoder:
-        return opened(remote, folder_of(name), point, max_rows=4, vocabulary=vocabulary)
+        return opened(remote, folder_of(name), point, max_rows=8, vocabulary=vocabulary)
 
     for finding in audited(made, lens, spread(lens, layers, vocabulary), LONGEST, seed):
         assert finding.passed is True, finding
@@ -110,7 +88,7 @@ def test_sizes_and_residuals_are_the_configs(remote: DecoderClient, tmp_path: Pa
     lens = lens_of(save_odd(tmp_path, **changes))
 
     def made(point: OperatingPoint) -> Decoder:
-        return opened(remote, tmp_path, point, max_rows=4)
+        return opened(remote, tmp_path, point, max_rows=8)
 
     for finding in audited(made, lens, spread(lens, LAYERS, VOCABULARY), 30, 0):
         assert finding.passed is True, finding

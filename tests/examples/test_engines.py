@@ -26,7 +26,6 @@ from emad_ref.protocol import ModelRef, Request
 from pytest_emad.audit.decoding_checks import check_generation
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.log_probs import check_log_probs
-from pytest_emad.audit.requests import check_repeated_requests, check_row_endings
 from pytest_emad.audit.sampling import check_sampling
 from pytest_emad.audit.tolerances import tolerance
 from pytest_emad.audit.trajectory import DecoderUnderTest
@@ -37,7 +36,8 @@ from pytest_emad.measurements.stated_rule import measure_own_rule_speedup
 from pytest_emad.measurements.study import Study
 from pytest_emad.remote.token_decoder import TokenDecoder
 from tests.claims.simulation import asked
-from tests.decoders.audited_model import LAYERS, drawn, lens_of, tiny_neox
+from tests.decoders.audited_model import LAYERS, drawn, lens_of, spread_point, tiny_neox
+from tests.decoders.covering_cases import check_small_cases
 from tests.examples.conftest import EXAMPLES, Suites
 from tests.small_models import small_model
 from tests.suites.conftest import SIZES, add_tokenizer
@@ -85,18 +85,18 @@ def checked(check: str, made: Callable[..., Any], kind: str = "dynamic") -> Find
 
 
 def finding_of(check: str, under_test: DecoderUnderTest) -> Finding:
-    rng = np.random.default_rng(0)
+    values = {"point": ("full",), "neighbours": ("none",), "arrays": ("kept",)}
+    known = under_test.lens, spread_point(), under_test.tolerance
     checks: dict[str, Callable[[], Finding]] = {
         "generation": lambda: check_generation(under_test, PROMPTS, NEW),
-        "endings": lambda: check_row_endings(under_test, PROMPTS, NEW, rng),
-        "repetitions": lambda: check_repeated_requests(under_test, PROMPTS, NEW, rng),
+        "requests": lambda: check_small_cases("requests", lambda point: under_test.decoder, *known, **values),
         "log-probabilities": lambda: check_log_probs(under_test, PROMPTS, NEW, 5),
     }
     return checks[check]()
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "lookup"])
-@pytest.mark.parametrize("check", ["generation", "endings", "repetitions", "log-probabilities", "sampling"])
+@pytest.mark.parametrize("check", ["generation", "requests", "log-probabilities", "sampling"])
 def test_every_variant_is_right(module: ModuleType, check: str, kind: str) -> None:
     finding = checked(check, module.TransformersEngine, kind)
     assert finding.passed is True, finding.detail
@@ -118,8 +118,8 @@ def faulty(base: Any, change: Callable[..., tuple[Any, Any]]) -> Any:
 
 
 FAULTS: dict[str, tuple[str, Callable[..., tuple[Any, Any]]]] = {
-    "padding without a mask": ("repetitions", lambda prompt, stop: (np.append([0] * 3, prompt), stop)),
-    "stop ids ignored": ("endings", lambda prompt, stop: (prompt, frozenset())),
+    "padding without a mask": ("requests", lambda prompt, stop: (np.append([0] * 3, prompt), stop)),
+    "stop ids ignored": ("requests", lambda prompt, stop: (prompt, frozenset())),
     "the first token is read as another": (
         "generation",
         lambda prompt, stop: (np.append(prompt[:1] ^ 1, prompt[1:]), stop),
@@ -229,17 +229,23 @@ def misread(base: Any) -> Any:
     return Misread
 
 
-OF_WHEELS = {"generation": cut, "endings": endless, "repetitions": padded, "log-probabilities": misread}
+OF_WHEELS = {
+    "too few tokens": ("generation", cut),
+    "stop ids ignored": ("requests", endless),
+    "padding": ("requests", padded),
+    "log-probabilities of another prompt": ("log-probabilities", misread),
+}
 
 
-@pytest.mark.parametrize("check", OF_WHEELS)
+@pytest.mark.parametrize("fault", OF_WHEELS)
 @pytest.mark.parametrize("name", WHEELS)
-def test_a_fault_planted_in_an_engine_of_a_wheel_is_refuted(llama: str, name: str, check: str) -> None:
+def test_a_fault_planted_in_an_engine_of_a_wheel_is_refuted(llama: str, name: str, fault: str) -> None:
+    check, planted = OF_WHEELS[fault]
     engine = next(each for each in vars(installed(name)).values() if is_engine(each))
     model = load(llama)
     request = Request(ModelRef(llama, lambda: load(llama)), full_depth(model.stepper.layers), 0, len(PROMPTS))
     noise, lens = tolerance("llama", "float32", "cpu"), lens_of(model.model)
-    for made, passed in ((engine, True), (OF_WHEELS[check](engine), False)):
+    for made, passed in ((engine, True), (planted(engine), False)):
         finding = finding_of(check, DecoderUnderTest(made(request), lens, request.point, noise))
         assert finding.passed is passed, finding.detail
 

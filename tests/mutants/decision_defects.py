@@ -17,7 +17,7 @@ from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.schedules import TokenDepthCap
 from emad_ref.signals import ENTROPY, SIGNALS
-from tests.mutants.cache_defects import FORCED, ROLLBACK, UNCHECKED
+from tests.mutants.cache_defects import PAIRS, UNCHECKED
 from tests.mutants.mutant import (
     Mutant,
     MutantDecoder,
@@ -31,15 +31,13 @@ from tests.mutants.mutant import (
 )
 
 DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
-FAR_DECISIONS = "invariants/test_positions.py::test_decisions_are_the_rules_far_into_the_window"
-ROWS = "invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 GENERATED = "fidelity/test_bridge.py::test_generated_tokens_are_the_argmax_at_their_depths"
 FIELDS = "invariants/test_fields.py::test_every_field_of_a_point_is_honoured_or_declined"
 DIGITS = "invariants/test_fields.py::test_thresholds_are_compared_to_the_last_digit"
 LAST = "invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted"
 COSTS = "invariants/test_fields.py::test_the_same_tokens_cost_the_same_at_every_point"
 OBSERVED = "invariants/test_apart.py::test_counted_work_is_the_work_that_runs"
-PLACE = r"row \d, position \d+, depth \d+.*: "
+PLACE = r"row \d+, position \d+, depth \d+.*: "
 OWN_WORD = r"by the signals that it reports the rule gives depth"
 COUNTED = r"work|runs of|counts"
 COMPARED = [name for name, signal in SIGNALS.items() if signal.needs_only_thresholds and signal is not ENTROPY]
@@ -371,7 +369,7 @@ def run_uncounted_heads(advance: Any, session: Any, ids: Tensor, *arguments: Any
     return output
 
 
-TOGETHER = rf"{PLACE}.*but alone depth|rule gives depth"
+TOGETHER = rf"{PLACE}(the reference decoder takes|the rule gives) depth"
 MUTANTS = (
     Mutant("depth-rises", "depth", "every token may go to the ceiling again",
            mutate(session={"_admissions": admit_depths_to_ceiling}, cache=UNCHECKED), DECISIONS,
@@ -381,12 +379,14 @@ MUTANTS = (
            DECISIONS,
            r"depth must not rise"),
     Mutant("depth-forced-up", "depth", "a forced depth above the cap is accepted",
-           mutate(session={"_checked_depth": accept_rising_depths}, cache=UNCHECKED), FORCED,
-           r"depth .* accepted under cap"),
+           mutate(session={"_checked_depth": accept_rising_depths}, cache=UNCHECKED), PAIRS,
+           r"depth .* accepted under cap", case="sessions"),
     Mutant("depth-refused-late", "depth", "an inadmissible depth is refused after a row was fed",
-           mutate(session={"feed": refuse_depth_after_feeding}), FORCED, r"was refused, but length or cap changed"),
+           mutate(session={"feed": refuse_depth_after_feeding}), PAIRS, r"was refused, but length or cap changed",
+           case="sessions"),
     Mutant("depth-cap-refused", "depth", "the cap itself is refused",
-           mutate(session={"_checked_depth": refuse_depth_at_cap}), FORCED, r"admissible depth .* refused"),
+           mutate(session={"_checked_depth": refuse_depth_at_cap}), PAIRS, r"admissible depth .* refused",
+           case="sessions"),
     Mutant("depth-claimed-shallower", "depth", "tokens are said to have stopped a layer before they did",
            mutate(session={"process_tokens": claim_shallower_depths}), DECISIONS, PLACE),
     Mutant("depth-unearned", "depth", "logits of full depth under the depths of the rule",
@@ -394,16 +394,19 @@ MUTANTS = (
     Mutant("depth-unearned-in-generate", "depth", "the same, in generate alone",
            mutate(session=FullDepthGenerateLogitsSession), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
     Mutant("depth-cap-after-rollback", "depth", "rollback does not restore the cap",
-           mutate(session={"rollback": keep_cap_after_rollback}), ROLLBACK, r"after rollback.*cap"),
-    *make_mutants_for_test("batch", ROWS, TOGETHER,
+           mutate(session={"rollback": keep_cap_after_rollback}), PAIRS, r"after rollback.*cap",
+           case="sessions"),
+    *make_mutants_for_test("batch", PAIRS, TOGETHER,
         ("batch-exits-together", "all rows leave where the first does", mutate(session=exit_rows_together(2))),
         ("batch-exits-together-from-4", "the same from four rows on", mutate(session=exit_rows_together(4))),
-        ("batch-exits-together-from-5", "the same from five rows on", mutate(session=exit_rows_together(5)))),
+        ("batch-exits-together-from-5", "the same from five rows on", mutate(session=exit_rows_together(5))),
+        case="sessions"),
     Mutant("batch-first-row's-signal", "batch", "every row decides by the first one's signal",
            change_probe_signal(lambda decoder, signal, hidden: signal[:1].expand(len(signal)).clone()), DECISIONS,
            rf"{PLACE}signal off by"),
     Mutant("batch-answers-shifted", "batch", "answers come back one row off",
-           mutate(session={"process_tokens": shift_logits_by_row}), FORCED, rf"{PLACE}logits off by"),
+           mutate(session={"process_tokens": shift_logits_by_row}), PAIRS, rf"{PLACE}logits off by",
+           case="sessions"),
     *make_mutants_for_test("rule", DECISIONS, rf"{PLACE}signal off by",
         ("rule-signal-in-bits", "the signal is in bits, the threshold in nats",
          change_probe_signal(lambda decoder, signal, hidden: signal / math.log(2))),
@@ -419,9 +422,10 @@ MUTANTS = (
            mutate(session={"process_tokens": report_no_signals}),
            DECISIONS, r"a signal that the rule compares was not read"),
     Mutant("arrays-nan", "arrays", "logits are NaN",
-           mutate(session=change_feed_step(replace_logits_by_nan)), FORCED, r"logits off by nan"),
+           mutate(session=change_feed_step(replace_logits_by_nan)), PAIRS, r"logits off by nan",
+           case="sessions"),
     Mutant("arrays-shape", "arrays", "logits lack an axis",
-           mutate(session=change_feed_step(drop_logits_axis)), FORCED, r"shape"),
+           mutate(session=change_feed_step(drop_logits_axis)), PAIRS, r"shape", case="sessions"),
 
     # work
     *make_mutants_for_test("work", DECISIONS, COUNTED,
@@ -434,7 +438,8 @@ MUTANTS = (
         ("work-doubled", "blocks are counted twice",
          report_changed_work(lambda session, work: multiply_work(work, 2, 2)))),
     Mutant("work-of-rollbacks-forgotten", "work", "rolled-back tokens are taken off the bill",
-           mutate(session={"rollback": uncount_rolled_back_work}), ROLLBACK, r"work fell"),
+           mutate(session={"rollback": uncount_rolled_back_work}), PAIRS, r"work fell",
+           case="sessions"),
     Mutant("work-all-layers-then-route", "work", "all layers run, and a router is applied afterwards",
            mutate(session={"process_tokens": run_all_layers_uncounted}), OBSERVED,
            r"layer \d+ ran for .* but its record counts"),
@@ -442,8 +447,8 @@ MUTANTS = (
            mutate(session={"process_tokens": run_uncounted_heads}), OBSERVED,
            r"the head ran for .* but its record counts"),
     Mutant("work-of-context-doubled", "work", "attention is charged twice",
-           report_changed_work(lambda session, work: multiply_work(work, 1, 2)), FAR_DECISIONS,
-           r"work\.context per layer .* keys each imply at most"),
+           report_changed_work(lambda session, work: multiply_work(work, 1, 2)), PAIRS,
+           r"work\.context per layer .* imply at most", case="requests"),
     Mutant("work-of-full-depth-doubled", "work", "attention is charged twice at full depth",
            report_changed_work(lambda own, work: multiply_work(work, 1, 2) if own._point.has_fixed_depth else work),
            COSTS,

@@ -16,7 +16,6 @@ from torch import nn
 from emad_ref.decoding import speculation
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.record import Floats, Record
-from tests.mutants.cache_defects import FORCED
 from tests.mutants.decision_defects import DECISIONS
 from tests.mutants.mutant import (
     HONEST_FACTORY,
@@ -147,7 +146,7 @@ MUTANTS = (
         ("speculation-bonus", "the token after accepted drafts is read a position too early",
          change_process_state(read_bonus_token_early))),
     Mutant("refuses-everything", "refusal", "every request is declined", raise_in_factory(lambda: Unsupported("busy")),
-           FORCED, r"the decoder declined .*busy", by=RUN),
+           DECISIONS, r"the decoder declined .*busy", by=RUN),
     Mutant("refuses-sessions", "refusal", "there are no sessions", mutate(start=refuse_sessions), KV,
            r"EMAD-E2: not decided .*no sessions", by=RUN),
     Mutant("refuses-to-count", "refusal", "work is not counted",
@@ -160,16 +159,16 @@ MUTANTS = (
     Mutant("skips-as-unittest", "refusal", "unittest's SkipTest inside the decoder",
            raise_in_factory(lambda: unittest.SkipTest("not today")), DECISIONS, r"skipped this test\. Only"),
     Mutant("answers-nothing", "refusal", "the hook returns None", lambda request: None,  # type: ignore[arg-type,return-value]  # that is what is wrong
-           FORCED, r"returned no decoder|returned None"),
+           DECISIONS, r"returned no decoder|returned None"),
     Mutant("noise-declared", "noise", "noise of a million logits is declared", NOISE_DECLARED, NOISE,
            r"logit_noise=1e\+06, but"),
-    Mutant("exits-process", "exits", "os._exit(0)", exit_on_session_start(lambda: os._exit(0)), FORCED,
+    Mutant("exits-process", "exits", "os._exit(0)", exit_on_session_start(lambda: os._exit(0)), DECISIONS,
     r"state='running'",
            by=VERIFY),
     Mutant("exits-pytest", "exits", "pytest.exit(returncode=0)",
            exit_on_session_start(lambda: pytest.exit("enough", returncode=0)),
-           FORCED, r"state='interrupted'", by=VERIFY),
-    Mutant("exits-system", "exits", "sys.exit(0)", exit_on_session_start(lambda: sys.exit(0)), FORCED,
+           DECISIONS, r"state='interrupted'", by=VERIFY),
+    Mutant("exits-system", "exits", "sys.exit(0)", exit_on_session_start(lambda: sys.exit(0)), DECISIONS,
     r"SystemExit|state="), Mutant("forges-by-xfail", "forged", "a conftest marks every test as an expected failure",
     NOISE_DECLARED, NOISE,
            r"xfailed, although audit noise refuted", by=RUN, bystander="xfail"),

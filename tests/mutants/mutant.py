@@ -70,9 +70,11 @@ class Mutant:
         return self.by or f"suites/{self.test}"
 
 
-def make_mutants_for_test(kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+def make_mutants_for_test(
+    kind: str, test: str, says: str, *rows: tuple[str, str, MutantFactory], case: str = ""
+) -> tuple[Mutant, ...]:
     """Mutants that the same test must catch in the same words: (name, does, make) of each."""
-    return tuple(Mutant(name, kind, does, make, test, says) for name, does, make in rows)
+    return tuple(Mutant(name, kind, does, make, test, says, case) for name, does, make in rows)
 
 
 Overrides = Mapping[str, Callable[..., Any]]

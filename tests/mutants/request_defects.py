@@ -16,7 +16,7 @@ from torch import Tensor
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import DECODE, Ints, Record, StopReason, TokenTable
-from tests.mutants.cache_defects import LOGITS, ROLLBACK
+from tests.mutants.cache_defects import LOGITS, PAIRS
 from tests.mutants.decision_defects import (
     GENERATED,
     decide_at_changed_point,
@@ -25,20 +25,16 @@ from tests.mutants.decision_defects import (
 )
 from tests.mutants.mutant import Mutant, MutantFactory, Overrides, make_mutants_for_test, mutate
 
-SESSIONS = "invariants/test_depth.py::test_sessions_side_by_side_keep_to_themselves"
 MEMORY = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 MACHINE = "invariants/test_session_machine.py::test_session_survives_any_order_of_operations"
-BATCHES = "invariants/test_requests.py::test_batches_as_large_as_verdicts_read_decide_row_by_row"
-ENDINGS = "invariants/test_requests.py::test_rows_end_at_any_stop_token_and_at_no_other"
 PREFIXES = "invariants/test_requests.py::test_prompts_that_share_a_beginning_are_read_to_their_ends"
-BETWEEN = "invariants/test_requests.py::test_requests_between_the_steps_of_sessions_change_nothing"
 FAR_GENERATION = "invariants/test_positions.py::test_generation_holds_far_into_the_window"
 SAMPLING = "fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 GREEDY = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
 TIMED = "cost/test_claims.py::test_claim"
 CLAIM = "claims/test_model.py::test_claim"
-ROW = r"row \d+( in a session)?, position \d+, depth \d+.*: "
-TOLD = rf"{ROW}(emitted \d+, but the argmax|signal off|logits off|the rule gives)"
+ROW = r"row \d+, position \d+, depth \d+.*: "
+TOLD = rf"{ROW}(emitted \d+, but the argmax|signal off|logits off|the rule gives|the reference decoder takes)"
 ENDED = r"row \d+: \d+ tokens and '(length|stop token)', but max_new"
 DRAWN = r"not drawn from softmax"
 EARLY = r"drew other tokens under the same seed once rows .* ended early"
@@ -470,22 +466,24 @@ def fabricate_record(found: Record, prompts: Sequence[Prompt], emitted: list[Int
 
 MUTANTS = (
     Mutant("commit-frees-too-much", "commit", "commit frees the layer of the cap itself",
-           mutate(session={"commit": free_layers_on_commit(0)}), ROLLBACK, LOGITS),
+           mutate(session={"commit": free_layers_on_commit(0)}), PAIRS, LOGITS, case="sessions"),
     Mutant("commit-of-a-part", "commit", "commit of part of a row frees by the cap of now",
-           mutate(session={"commit": free_layers_on_commit(1)}), SESSIONS, r"after a rollback to what was committed"),
+           mutate(session={"commit": free_layers_on_commit(1)}), PAIRS, LOGITS, case="sessions"),
     Mutant("rollback-too-far", "commit", "rollback goes one token too far",
            mutate(session={"rollback": lambda rollback, session, length: rollback(
-               np.maximum(length - 1, np.maximum(session._committed, 1)))}), ROLLBACK, r"after rollback: length"),
-    *make_mutants_for_test("drop", SESSIONS, r"after drop: length|were dropped at once",
+               np.maximum(length - 1, np.maximum(session._committed, 1)))}), PAIRS, r"after rollback: length",
+           case="sessions"),
+    *make_mutants_for_test("drop", PAIRS, r"after drop: length|logits off by",
         ("drop-from-the-end", "the rows dropped are counted from the end",
          mutate(session={"drop": lambda drop, session, rows: drop(len(session.length) - 1 - np.atleast_1d(rows))})),
         ("drop-shifting-indices", "several rows are dropped by indices that shift",
-         mutate(session={"drop": drop_by_shifting_indices}))),
+         mutate(session={"drop": drop_by_shifting_indices})), case="sessions"),
     Mutant("drop-empties-others", "drop", "a drop empties the K/V of other sessions",
-           mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), SESSIONS, r"were dropped"),
+           mutate(session={"feed": remember_fed_session, "drop": zero_other_sessions_kv}), PAIRS,
+           r"other session \d+, row \d+, position \d+", case="sessions"),
     Mutant("sessions-share-buffers", "sessions", "sessions of one decoder share their buffers",
            mutate(cache=shared_buffer_overrides(lambda cache: vars(cache.owner._forward).setdefault("pool", {}))),
-           SESSIONS, r"row \d, position \d+"),
+           PAIRS, r"row \d+, position \d+", case="sessions"),
     Mutant("memory-of-closed-sessions", "memory", "what sessions held is kept after they are closed",
            mutate(_open=retain_memory_of_closed_sessions), MEMORY, r"memory grew by \d+ MB over \d+ sessions"),
     Mutant("memory-of-rollbacks", "memory", "what is rolled back is kept",
@@ -499,9 +497,10 @@ MUTANTS = (
         ("memory-after-commit", "K/V of one layer are kept after commit",
          mutate(session={"commit": retain_memory_of_first_layer_kv}))),
     Mutant("arrays-reused", "arrays", "each step's logits are written over the last ones",
-           mutate(session={"feed": reuse_logits_buffer}), SESSIONS, r"step\.logits of call \d+ has changed"),
+           mutate(session={"feed": reuse_logits_buffer}), PAIRS, r"step\.logits of call \d+ has changed",
+           case="sessions"),
     Mutant("arrays-live", "arrays", "length is the session's own array", mutate(session={"length": return_live_length}),
-           SESSIONS, r"session\.length .* has changed"),
+           PAIRS, r"session\.length .* has changed", case="sessions"),
     Mutant("last-ignored", "arrays", "all logits are shown, however few are wanted",
            mutate(session={"feed": lambda feed, session, tokens, depth=None, last=None: feed(tokens, depth)}), MACHINE,
            r"step\.logits has shape"),
@@ -590,7 +589,7 @@ MUTANTS = (
            mutate(sampler={"pick_next_tokens": reseed_each_token}), SAMPLING, rf"{DRAWN}|drew the same"),
 
     # requests
-    *make_mutants_for_test("batch", BATCHES, TOLD,
+    *make_mutants_for_test("batch", PAIRS, TOLD,
         ("batch-beyond-eight", "from the ninth row on tokens are those of other rows",
          mutate(sampler={"pick_next_tokens": take_tokens_of_other_rows(8)})),
         ("batch-beyond-sixteen", "from the seventeenth row on tokens are those of other rows",
@@ -598,16 +597,16 @@ MUTANTS = (
         ("batch-last-row", "the last of eight or more rows takes the second-best token",
          mutate(sampler=take_second_best_token(lambda row, rows: rows >= 8 and row == rows - 1))),
         ("batch-of-eight-exits-together", "eight rows or more exit together, five do not",
-         mutate(session=exit_rows_together(8))),
-        ("batch-session-beyond-eight", "from the ninth row on a session shows the logits of its first",
-         mutate(session={"feed": show_logits_of_first_row}))),
+         mutate(session=exit_rows_together(8))), case="requests"),
+    Mutant("batch-session-beyond-eight", "batch", "from the ninth row on a session shows the logits of its first",
+           mutate(session={"feed": show_logits_of_first_row}), PAIRS, TOLD, case="sessions"),
     Mutant("answers-where-scored", "answers", "in batches of 32 rows, by which answers are scored, half are wrong",
            mutate(sampler=take_second_best_token(lambda row, rows: rows == 32 and row % 2 == 1)), CLAIM,
            r"of the answers that this verdict reads, row \d+, position \d+", case="EMAD-F1"),
     Mutant("answers-other-rule", "answers", "thresholds are half a nat too high at calibrated points alone",
            decide_at_changed_point(loosen_if_calibrated), CLAIM, r"EMAD-F1 is not decided: .*the rule gives depth",
            case="EMAD-F1"),
-    *make_mutants_for_test("generation", ENDINGS, ENDED,
+    *make_mutants_for_test("generation", PAIRS, ENDED,
         ("stop-least-alone", "of several stop tokens the smallest id alone ends a row",
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:1])))),
         ("stop-greatest-alone", "of several stop tokens the largest id alone ends a row",
@@ -619,7 +618,8 @@ MUTANTS = (
         ("stop-remembered", "stop tokens of earlier requests end later ones", change_request(remember_stop_tokens)),
         ("stop-dropped", "stop tokens are not emitted", mutate(generate=drop_emitted_stop_tokens)),
         ("generation-two-for-one", "two new tokens where one is asked for",
-         change_request(lambda decoder, prompts, max_new, stop: (prompts, max(2, max_new), stop)))),
+         change_request(lambda decoder, prompts, max_new, stop: (prompts, max(2, max_new), stop))),
+        case="requests"),
     *make_mutants_for_test("prompts", PREFIXES, TOLD,
         ("prefix-by-length", "K/V of an earlier prompt of the same length are used", reuse_prompt_kv(len)),
         ("prefix-by-opening", "K/V of an earlier prompt of that length and first token are used",
@@ -630,12 +630,13 @@ MUTANTS = (
          reuse_prompt_kv(lambda head: tuple(sorted(head.tolist())))),
         ("prefix-by-address", "K/V of an earlier prompt at the same address are used",
          reuse_prompt_kv(lambda head: (len(head), head.__array_interface__["data"][0])))),
-    *make_mutants_for_test("sessions", BETWEEN, TOLD,
-        ("sessions-generate-takes-buffers", "generate takes the buffers of an open session",
-         generate_in_shared_buffers()),
+    *make_mutants_for_test("sessions", PAIRS, TOLD,
         ("sessions-of-other-decoders", "decoders of one process share their buffers", share_buffers_across_decoders()),
         ("sessions-close-the-newest", "closing a session frees the one opened last",
-         mutate(session={"close": close_newest_session}, start=remember_open_sessions)),
+         mutate(session={"close": close_newest_session}, start=remember_open_sessions)), case="sessions"),
+    *make_mutants_for_test("sessions", PAIRS, TOLD,
+        ("sessions-generate-takes-buffers", "generate takes the buffers of an open session",
+         generate_in_shared_buffers()),
         ("sessions-aborted-request", "what an aborted request left goes into the next one",
-         mutate(start_with_room=begin_with_aborted_token, generate=retain_memory_of_aborted_request))),
+         mutate(start_with_room=begin_with_aborted_token, generate=retain_memory_of_aborted_request)), case="requests"),
 )  # fmt: skip

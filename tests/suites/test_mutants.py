@@ -8,6 +8,7 @@ import pytest
 
 from pytest_emad.report.deselection import list_shipped_tests, suite_folder_names
 from tests.forked_python import run_pytest
+from tests.mutants.cache_defects import PAIRS
 from tests.mutants.catalogue import CATALOGUE
 from tests.mutants.complaints import CheckComplaint, is_expected_complaint, iterate_run_complaints
 from tests.mutants.mutant import RUN, VERIFY
@@ -26,7 +27,7 @@ OFTEN = ("kv-of-other-rows", "judge-weight", "exits-process", "refuses-everythin
 def test_a_mutant_is_caught_by_its_check_and_an_honest_decoder_by_none(pytester: pytest.Pytester, name: str) -> None:
     """``--emad-expect-decoder``: a run of part of the suites still has to prove something."""
     mutant = CATALOGUE[name]
-    case = f"[{MODEL}-{mutant.case}]" if mutant.case.startswith("EMAD") else ""
+    case = f"[{MODEL}-{mutant.case}]" if mutant.case.startswith("EMAD") or mutant.test == PAIRS else ""
     paths = [f"{SUITES / test}{case}" for test in mutant.test.split()]
     planted = ["-p", PROVIDER, OPTION, name, "--emad-backend", PROVIDER, "--emad-expect-decoder", PROVIDER]
     ours = [f"-c{ROOT / 'pyproject.toml'}", "-pno:cacheprovider", "--emad-model", MODEL, "--emad-report", "out"]

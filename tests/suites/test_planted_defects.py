@@ -34,6 +34,7 @@ from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from pytest_emad.run.suite_support import AuditFindingGate
+from tests.mutants.cache_defects import PAIRS
 from tests.mutants.catalogue import CATALOGUE
 from tests.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
 
@@ -47,7 +48,7 @@ PLANTED = {
     for name, planted in CATALOGUE.items()
     if not planted.is_honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
-# Of these kinds, which take seconds each, one defect per distinct complaint stays in CI.
+# Of these kinds and of cases of an array, which take seconds each, one defect per distinct complaint stays in CI.
 SECONDS_EACH = ("sampling", "memory", "pairs")
 CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
@@ -105,7 +106,18 @@ def complaints(evidence: ModelMeasurements, test: str, case: str = "") -> Iterat
             yield str(failure)
 
 
-@pytest.mark.parametrize("test", CALLED, ids=lambda test: test.partition("::")[2])
+@pytest.fixture
+def unreduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first failing case ends a covering array, and stays as it is."""
+    monkeypatch.setattr("pytest_emad.audit.covering.MOST_FAILING", 1)
+    monkeypatch.setattr("pytest_emad.audit.covering.MOST_REDUCTIONS", 0)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [pytest.param(test, marks=[pytest.mark.slow] if test == PAIRS else []) for test in CALLED],
+    ids=lambda test: test.partition("::")[2],
+)
 def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, known: dict[str, Any], test: str) -> None:
     assert list(complaints(judged(loaded, known, HONEST), test)) == []
 
@@ -115,10 +127,11 @@ FIRST = {(planted.test, planted.says): name for name, planted in reversed(PLANTE
 
 def defect_parameter(name: str) -> Any:
     planted = PLANTED[name]
-    often = planted.kind not in SECONDS_EACH or FIRST[planted.test, planted.says] == name
+    often = (planted.kind not in SECONDS_EACH and planted.test != PAIRS) or FIRST[planted.test, planted.says] == name
     return pytest.param(name, marks=[] if often else [pytest.mark.slow])
 
 
+@pytest.mark.usefixtures("unreduced")
 @pytest.mark.parametrize("defect", [defect_parameter(name) for name in PLANTED])
 def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
     """The first matching complaint ends the test; further parameters would only repeat the check."""

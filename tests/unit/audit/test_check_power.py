@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +11,7 @@ import torch
 from transformers import GPTNeoXForCausalLM
 
 from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.protocol import Prompt
-from emad_ref.record import Record
-from pytest_emad.audit import Finding, check_decisions, check_forced_depths, check_generation, check_row_independence
+from pytest_emad.audit import Finding, check_decisions, check_generation
 from pytest_emad.audit.session_checks import WIDEST_PARTLY_SHOWN, check_feed_last_argument, plan_feeds_with_last_logits
 from tests.decoders.audited_model import LAYERS, drawn, spread_point, tiny_neox, under_test
 from tests.decoders.cached_decoder import CachedDecoder
@@ -42,15 +39,6 @@ def test_generation_has_no_power_where_depth_changes_nothing() -> None:
     assert "judge a model whose answers vary more" in finding.detail
 
 
-def test_forced_has_no_power_where_depth_changes_nothing() -> None:
-    decoder = under_test(CachedDecoder, FULL, model=identity_above(1))
-    assert check_forced_depths(decoder, PROMPTS, CONTINUATION, np.random.default_rng(0), needed=9).passed is None
-
-
-def test_rows_that_decide_alike_are_inconclusive() -> None:
-    assert check_row_independence(under_test(ForeignDecoder, POINT), [PROMPTS[0], PROMPTS[0]], 4).passed is None
-
-
 @pytest.mark.parametrize("point", [FULL, truncated(LAYERS, 3)], ids=lambda point: point.name)
 @pytest.mark.parametrize("check", ["decisions", "generation"])
 def test_a_point_without_probes_passes(check: str, point: OperatingPoint) -> None:
@@ -61,34 +49,6 @@ def test_a_point_without_probes_passes(check: str, point: OperatingPoint) -> Non
         else check_generation(decoder, PROMPTS, 8)
     )
     assert finding.passed is True, finding.detail
-
-
-def test_declared_noise_costs_power_instead_of_buying_a_pass() -> None:
-    """A decoder that declares logits off by up to 100 cannot be refuted, but does not pass either."""
-
-    class Vague(CachedDecoder):
-        capabilities = replace(CachedDecoder.capabilities, logit_noise=100.0)
-
-    assert check_forced_depths(under_test(Vague, FULL), PROMPTS, CONTINUATION, np.random.default_rng(0)).passed is None
-
-
-class Nudged(ForeignDecoder):
-    """In a batch its thresholds are half a nat higher, like the noise of another kernel, but visible."""
-
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-        if len(prompts) == 1:
-            return super().generate(prompts, max_new, stop)
-        thresholds = (tuple(value + 0.5 for value in POINT.thresholds[0]),)
-        return ForeignDecoder(self.model, replace(POINT, thresholds=thresholds)).generate(prompts, max_new, stop)
-
-
-@pytest.mark.parametrize(("tolerance", "passed"), [(1e-9, False), (0.6, True)])
-def test_rows_may_differ_from_a_tie_on(tolerance: float, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a nat flips a decision: a tie within 0.6 nats, no tie within 1e-9. The lens judges both runs."""
-    monkeypatch.setattr("pytest_emad.audit.finding.TIE_LIMIT", 1.0)  # another test counts ties
-    finding = check_row_independence(under_test(Nudged, POINT, tolerance), drawn((5, 7), 1)[0], 10, needed=0)
-    assert finding.passed is passed, finding.detail
-    assert finding.ties > 0 if passed else "no tie at or before it" in finding.detail
 
 
 @pytest.mark.parametrize("widest", [1, 2, 3, 64])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,11 @@ from emad_ref.protocol import ModelRef, Prompt, Request, Step, TokenArrivals, Un
 from emad_ref.record import Ints, Record
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.reference_logits import PrefixCachingLens
+from pytest_emad.audit.request_cases import draw_similar_ids
 from pytest_emad.audit.requests import (
-    MAX_STOP_TOKENS,
     check_and_time_streams,
-    check_batch_sizes,
-    check_requests_between_session_steps,
-    check_row_endings,
     check_simultaneous_requests,
     check_simultaneous_samples,
-    draw_stop_tokens,
 )
 from pytest_emad.audit.shared_prefixes import (
     VARIATIONS,
@@ -43,26 +39,22 @@ from pytest_emad.audit.trajectory import DecoderUnderTest
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from tests.decoders.audited_model import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox, under_test
 from tests.decoders.cached_decoder import CachedDecoder, CachedSession
+from tests.decoders.covering_cases import check_small_cases
 from tests.decoders.foreign_decoder import ForeignDecoder
 
 TOLERANCE, NEW = 1e-9, 6
 LENGTHS = (4, 1, 6, 3, 2, 5, 7)
-PROMPTS, CONTINUATION = drawn(LENGTHS, 8)
+PROMPTS, _ = drawn(LENGTHS, 1)
 POINT = spread_point()
-CHECKS = ("batches", "endings", "prefixes", "interleaved")
+CHECKS = ("requests", "prefixes")
 
 
 def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> Finding:
-    rng = np.random.default_rng(0)
-    if check == "batches":
-        return check_batch_sizes(under_test(made, POINT), PROMPTS, [7, 2], NEW)
-    if check == "endings":
-        return check_row_endings(under_test(made, POINT), PROMPTS, NEW, rng)
     if check == "prefixes":
-        text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
+        rng, (text, others) = np.random.default_rng(0), np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
         return check_shared_prefixes(under_test(made, POINT), text, others, NEW, rng)
-    both = [under_test(made, full_depth(LAYERS)), under_test(made, POINT)]
-    return check_requests_between_session_steps(both, PROMPTS[:4], CONTINUATION[:4], NEW)
+    model = tiny_neox()
+    return check_small_cases(check, partial(made, model), lens_of(model), POINT, TOLERANCE, neighbours=("raised",))
 
 
 class Unforced(CachedSession):
@@ -95,11 +87,10 @@ def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[For
     assert finding.passed is True, finding.detail
 
 
-def test_rows_that_are_all_alike_are_inconclusive() -> None:
-    finding = check_batch_sizes(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 7, [7], NEW)
-    assert finding.passed is None, finding.detail
-    finding = check_row_endings(under_test(CachedDecoder, POINT), [PROMPTS[0]] * 3, NEW, np.random.default_rng(0))
-    assert finding.passed is None, finding.detail
+def test_similar_ids_agree_with_an_emitted_one_in_their_low_bits() -> None:
+    assert draw_similar_ids([300, 2**16 + 5], range(44, 300)) == [44]
+    assert draw_similar_ids([300, 2**16 + 5], [5, 44]) == [5, 5]
+    assert draw_similar_ids([], range(300)) == []
 
 
 def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
@@ -110,34 +101,8 @@ def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
 
 def test_too_little_to_ask_about_is_one_clear_error() -> None:
     decoder, rng, few = under_test(CachedDecoder, POINT), np.random.default_rng(0), np.arange(7)
-    with pytest.raises(BadArgument, match="counts"):
-        check_batch_sizes(decoder, PROMPTS, [8], NEW)
-    with pytest.raises(BadArgument, match="max_new"):
-        check_row_endings(decoder, PROMPTS, 2, rng)
     with pytest.raises(BadArgument, match="text"):
         check_shared_prefixes(decoder, few, few, NEW, rng)
-    with pytest.raises(BadArgument, match="continuations"):
-        check_requests_between_session_steps([decoder], PROMPTS[:3], CONTINUATION[:3], NEW)
-
-
-def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None:
-    emitted = [np.arange(10 * row, 10 * row + 8) for row in range(20)]
-    prompts = [Prompt(np.array([900 + row])) for row in range(20)]
-    for seed in range(20):
-        stops = draw_stop_tokens(emitted, prompts, np.random.default_rng(seed))
-        assert len(stops) == MAX_STOP_TOKENS
-        assert len(stops & {900, 901, *range(902, 920)}) == 2
-        assert any(int(tokens[0]) in stops for tokens in emitted)
-        assert any(stop % 10 for stop in stops if stop < 900)
-
-
-def test_a_stop_set_holds_ids_that_agree_with_emitted_ones_in_their_low_bits() -> None:
-    emitted = [np.array([3, 1, 2]), np.array([300, 2**16 + 5, 9]), np.array([300, 2**16 + 5, 9])]
-    drawn = [draw_stop_tokens(emitted, [], np.random.default_rng(seed)) for seed in range(40)]
-    for stops in drawn:
-        assert (44 in stops) is (300 not in stops)  # no token behind a stop is emitted
-        assert stops <= {3, 1, 2, 300, 2**16 + 5, 9, 44, 5, 2**16 + 5 - 256}
-    assert any({44, 5} <= stops for stops in drawn)
 
 
 def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:

@@ -19,7 +19,7 @@ import pytest
 from scipy.special import log_softmax
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import full_depth, truncated
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import ModelRef, Prompt, Request, Unsupported
 from pytest_emad.audit.decoding_checks import check_generation
 from pytest_emad.audit.finding import Finding
@@ -27,9 +27,6 @@ from pytest_emad.audit.log_probs import check_log_probs
 from pytest_emad.audit.requests import (
     ABORTED_AFTER,
     check_and_time_streams,
-    check_batch_sizes,
-    check_repeated_requests,
-    check_row_endings,
     check_sampled_streams,
     check_simultaneous_requests,
 )
@@ -41,6 +38,7 @@ from pytest_emad.remote.client import DecoderFailed
 from pytest_emad.remote.engine import TOKEN_VARIABLE, EngineClient, EngineDecoder
 from tests.decoders.audited_model import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
+from tests.decoders.covering_cases import check_small_cases
 from tests.decoders.engine_server import (
     CLOSE,
     Complete,
@@ -91,20 +89,21 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
         lens = lens_of(tiny_neox())
         return check_sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(url, seconds=seconds), lens_of(tiny_neox()), FULL, TOLERANCE)
-    if check == "batches":
-        return check_batch_sizes(under_test, PROMPTS, [7, 2], NEW, sessions=False)
+    if check == "requests":
+
+        def made(point: OperatingPoint) -> EngineDecoder:
+            return opened(url, seconds=seconds)
+
+        values = {"point": ("full",), "neighbours": ("none",), "arrays": ("kept",)}
+        return check_small_cases(check, made, lens_of(tiny_neox()), spread_point(), TOLERANCE, **values)
     if check == "log-probabilities":
         return check_log_probs(under_test, PROMPTS, NEW, TOP)
-    if check == "endings":
-        return check_row_endings(under_test, PROMPTS, NEW, rng)
     if check == "at once":
         return check_simultaneous_requests(under_test, PROMPTS, NEW, rng)
     if check == "streams":
         finding, arrivals = check_and_time_streams(under_test, PROMPTS, 2 * NEW)
         assert list(arrivals) == [0, 1, 2, 8] or not finding.passed
         return finding
-    if check == "repetitions":
-        return check_repeated_requests(under_test, PROMPTS, NEW, rng)
     if check == "halves":
         text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 18))
         return check_shared_prefixes(under_test, text, others, NEW, rng, sessions=False, halves=True)
@@ -114,7 +113,7 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     return check_shared_prefixes(under_test, text, others, NEW, rng, sessions=False)
 
 
-CHECKS = ["batches", "endings", "prefixes", "halves", "repetitions", "generation", "sampling", "at once", "streams"]
+CHECKS = ["requests", "prefixes", "halves", "generation", "sampling", "at once", "streams"]
 
 
 # The next test needs llama.cpp's answers in parts.
@@ -455,9 +454,9 @@ class MixedStreams(Crowded):
 # fault → engine, the check that refutes it, words of the complaint
 FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     "prompts cut to 16 tokens": (lambda: cut_prompt, "generation", "row 2, position 25"),
-    "padding without a mask": (lambda: padded_without_mask, "repetitions", r"row \d, position \d+, depth 8: emitted"),
-    "stop ids ignored": (lambda: ignored_stop, "endings", "stop tokens give"),
-    "only the first stop id": (lambda: first_stop_alone, "endings", "stop tokens give"),
+    "padding without a mask": (lambda: padded_without_mask, "requests", r"row \d, position \d+, depth 8: emitted"),
+    "stop ids ignored": (lambda: ignored_stop, "requests", "stop tokens give"),
+    "only the first stop id": (lambda: first_stop_alone, "requests", "stop tokens give"),
     "the model's own end of text": (lambda: own_end_of_text, "generation", "max_new=6 and the stop tokens give"),
     "one token too many": (lambda: one_token_more, "generation", "7 tokens"),
     "answers kept by a shared beginning": (stale_prefix, "prefixes", "row 0, position"),
@@ -940,9 +939,9 @@ def test_a_reply_is_never_asked_for_again(fault: str) -> None:
 def test_another_answer_after_a_retry_is_refuted(forgets: bool) -> None:
     engine = EachThird(complete, forgets=forgets)
     with serve(engine) as url:
-        finding = checked("repetitions", url)
+        finding = checked("requests", url)
     assert finding.passed is not forgets, finding.detail
-    assert engine.served > 30
+    assert engine.served > 20
 
 
 @pytest.mark.parametrize(
@@ -984,7 +983,7 @@ def test_a_stop_token_that_the_server_leaves_out_is_put_back() -> None:
             return status, reply
 
     with serve(Cutting(complete)) as url:
-        assert checked("endings", url).passed is True
+        assert checked("requests", url).passed is True
 
 
 def test_exits_sessions_and_sources_are_declined() -> None:

@@ -27,7 +27,10 @@ from pytest_emad.remote.client import Connection, DecoderFailed
         (["--tcp", "[::]:0"], "--tcp='[::]:0', but expected an address of the loopback interface"),
         (["--tcp", "7007"], "--tcp='7007', but expected HOST:PORT; name both, e.g. 127.0.0.1:7007\n"),
         (["--lens", "nowhere"], "emad: lens='nowhere' cannot be read (No such file or directory); fit it again"),
-        (["--exit", "nowhere"], "emad: exit='nowhere' cannot be read (No such file or directory); screen the model again"),
+        (
+            ["--exit", "nowhere"],
+            "emad: exit='nowhere' cannot be read (No such file or directory); screen the model again",
+        ),
         (["--tcp", "127.0.0.1:seven"], "a port in 0–65535"),
         (["--tcp", "no.such.host.invalid:7007"], "an address to listen on"),
         (["--tcp", "192.0.2.1:7007", "--anywhere"], "an address to listen on"),

@@ -19,7 +19,7 @@ from pytest_emad.report.verification import find_contradictions, find_proof_shor
 from tests.unit.report.sample_report import foreign_report, passed, verdict, written
 
 SHIPPED = list_shipped_tests()
-INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
+INVARIANT = "suites/invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
 
 
 def whole(*, settings=(), **changes):
