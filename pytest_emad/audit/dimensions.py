@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -243,7 +244,7 @@ def _draw_free_values(
             held[name, case[name]] -= 1
             drawn = [values[name][place] for place in rng.permutation(len(values[name])).tolist()]
             possible = [value for value in drawn if is_possible({**case, name: value}, constraints)]
-            cases[at] = {**case, name: min(possible, key=lambda value, name=name: share(name, value))}
+            cases[at] = {**case, name: min(possible, key=partial(share, name))}
             covered.update(groups_of(cases[at], name))
             held[name, cases[at][name]] += 1
 

@@ -372,7 +372,7 @@ class RequestCases:
             prompts = [*prompts, *prompts]
         # a stream's rows draw as those of one request
         requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
-        alone = [self._ask(history, by, *request) for request in requests]
+        separate = [self._ask(history, by, *request) for request in requests]
         history.add_request(by, call, prompts, new, stop)
         sent = [(make_sent_prompts(history.case, rows), *limits) for rows, *limits in requests]
         if call == "stream":
@@ -388,7 +388,7 @@ class RequestCases:
                 for request, record in zip(requests, records, strict=True)
             ]
         overwrite_arrays(history.case, (prompt.tokens for rows, *_ in sent for prompt in rows))
-        wanted = [tokens.tolist() for record in alone for tokens in record.emitted]
+        wanted = [tokens.tolist() for record in separate for tokens in record.emitted]
         self.tally.require(len(found) == len(wanted), f"{len(found)} rows of answers to {len(wanted)} rows ({call})")
         for row, (prompt, tokens, expected) in enumerate(zip(prompts, found, wanted, strict=True)):
             what = f"row {row}, {'streamed' if call == 'stream' else 'at once with others'}"
