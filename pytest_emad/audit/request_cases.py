@@ -374,7 +374,7 @@ class RequestCases:
         requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
         separate = [self._ask(history, by, *request) for request in requests]
         history.add_request(by, call, prompts, new, stop)
-        sent = [(make_sent_prompts(history.case, rows), *limits) for rows, *limits in requests]
+        sent = [(make_sent_prompts(history.case, rows), limit, ends) for rows, limit, ends in requests]
         if call == "stream":
             found = [each.tokens.tolist() for each in send(*sent[0], True)]
             self.tally.live["streamed_tokens"] += sum(map(len, found))
