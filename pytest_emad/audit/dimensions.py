@@ -11,10 +11,12 @@ values that have no meaning together. What the decoder does not offer is settled
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
 from covertable import make, sorters
 
 Case = Mapping[str, str]  # dimension → value
@@ -38,6 +40,7 @@ class Constraint:
     because: str
 
 
+SIMPLEST_WEIGHT = 1.5  # how much more often the simplest value of a dimension is drawn than each other
 ANY_PLACE = ("strided", "equal", "prefix", "across a block")  # kinds of prompts of any length
 FULL_PROMPTS = ("window − 1", "window")
 
@@ -196,14 +199,52 @@ SESSION_CONSTRAINTS: tuple[Constraint, ...] = (
 def make_covering_cases(
     values: Mapping[str, Sequence[str]], constraints: Sequence[Constraint], seed: int, strength: int = 2
 ) -> list[dict[str, str]]:
-    """Cases in which every possible pair of ``values`` occurs (every triple, if ``strength`` is 3); seeded."""
+    """Cases in which every possible pair of ``values`` occurs (every triple, if ``strength`` is 3); seeded.
+
+    Values that no pair needs are drawn, the rarest first: then many triples occur, too. ``covertable`` leaves the first
+    value of the dimension there.
+    """
     limits = [
         {"operator": "fn", "requires": list(one.fields), "evaluate": _evaluator(one)}
         for one in constraints
         if all(field in values for field in one.fields)
     ]
     factors = {name: list(each) for name, each in values.items()}
-    return list(make(factors, strength=strength, sorter=sorters.hash, salt=str(seed), constraints=limits))
+    cases = list(make(factors, strength=strength, sorter=sorters.hash, salt=str(seed), constraints=limits))
+    _draw_free_values(cases, values, constraints, np.random.default_rng(seed), strength)
+    return cases
+
+
+def _draw_free_values(
+    cases: list[dict[str, str]],
+    values: Mapping[str, Sequence[str]],
+    constraints: Sequence[Constraint],
+    rng: np.random.Generator,
+    strength: int,
+) -> None:
+    """Replace values of ``cases`` whose pairs (or triples) all occur in other cases, too, by rarer possible ones."""
+    covered = Counter(group for case in cases for group in combinations(sorted(case.items()), strength))
+    held = Counter(item for case in cases for item in case.items())
+
+    def groups_of(case: Case, name: str) -> list[tuple[tuple[str, str], ...]]:
+        return [group for group in combinations(sorted(case.items()), strength) if (name, case[name]) in group]
+
+    def share(name: str, value: str) -> float:
+        return held[name, value] / (SIMPLEST_WEIGHT if value == values[name][0] else 1)
+
+    for at in rng.permutation(len(cases)).tolist():
+        for name in rng.permutation(list(values)).tolist():
+            case = cases[at]
+            groups = groups_of(case, name)
+            if min(covered[group] for group in groups) == 1:
+                continue
+            covered.subtract(groups)
+            held[name, case[name]] -= 1
+            drawn = [values[name][place] for place in rng.permutation(len(values[name])).tolist()]
+            possible = [value for value in drawn if is_possible({**case, name: value}, constraints)]
+            cases[at] = {**case, name: min(possible, key=lambda value, name=name: share(name, value))}
+            covered.update(groups_of(cases[at], name))
+            held[name, cases[at][name]] += 1
 
 
 def _evaluator(constraint: Constraint) -> Callable[[Mapping[str, str]], bool]:

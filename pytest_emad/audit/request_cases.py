@@ -520,6 +520,11 @@ class RequestCases:
                 continue
             rows = [(same.prompt.tokens.tobytes(), tuple(tokens)) for tokens in (same.wanted, same.found)]
             chances.append(next((history.chances[row] for row in rows if row in history.chances), 1.0))
+            shared = first_difference(same.found, same.wanted)
+            # a row that only ends elsewhere was not moved by rounding
+            ends = differ and shared == min(len(same.found), len(same.wanted))
+            lengths = f"{same.what}: {len(same.found)} tokens, but {len(same.wanted)} alone"
+            self.tally.require(not ends, f"{lengths}; those of both are the same")
             if differ:
                 parted.append(f"{same.what}, from new token {first_difference(same.found, same.wanted)} on")
         if chances:
