@@ -9,6 +9,7 @@ the same function mutates any class with that method, the reference's or another
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +24,8 @@ from emad_ref.errors import EmadError
 from emad_ref.models.kv_cache import LayerKVCache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt, Request
-from emad_ref.record import Ints, Work
+from emad_ref.protocol import Decoder, GenerateArguments, Prompt, Request, TokenArrivals
+from emad_ref.record import Ints, Record, Work
 
 MutantFactory = Callable[[Request], Decoder]
 
@@ -118,6 +119,35 @@ class MutantDecoder(WalkedDecoder):
         type(self).prepare(self)
 
 
+class ServingDecoder(MutantDecoder):
+    """Also streams, and answers several requests at once, as engines do: here one after the other."""
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> list[TokenArrivals]:
+        return [self.stream_row(row, prompt, max_new, stop, stream) for row, prompt in enumerate(prompts)]
+
+    def stream_row(self, row: int, prompt: Prompt, max_new: int, stop: frozenset[int], stream: bool) -> TokenArrivals:
+        """One row, its tokens timed one by one, or all at the end unless ``stream``."""
+        began, sampler = time.perf_counter(), self.sampler(row + 1, self.temperature, self.seed)
+        session, output = self.start_with_room([prompt], max_new)
+        tokens, seconds = list[int](), list[float]()
+        while True:
+            picked = sampler.pick_next_tokens(output.logits[:, -1], [row])
+            tokens.append(int(picked[0]))
+            seconds.append(time.perf_counter() - began)
+            if tokens[-1] in stop or len(tokens) == max_new:
+                break
+            with torch.inference_mode():
+                output = session.process_tokens(picked[:, None], None)
+        whole = time.perf_counter() - began
+        arrived = np.array(seconds if stream else [whole] * len(tokens))
+        return TokenArrivals(np.array(tokens, dtype=np.int64), arrived, whole)
+
+    def generate_at_once(self, requests: Sequence[GenerateArguments], at_once: int) -> list[Record]:
+        return [self.generate(*request) for request in requests]
+
+
 def make_decoder(kind: type[WalkedDecoder], request: Request) -> Decoder:
     """A decoder of ``kind`` over the copy of the model that the request lends."""
     return kind(
@@ -136,10 +166,11 @@ def mutate(
     sampler: Overrides | None = None,
     stepper: Callable[[Stepper], Stepper] | None = None,
     prepare: Callable[[Any], None] | None = None,
+    base: type[MutantDecoder] = MutantDecoder,
     **methods: Callable[..., Any],
 ) -> MutantFactory:
-    """The reference decoder with parts overridden; ``methods``: those of the decoder itself."""
-    kind: Any = override_methods(MutantDecoder, methods)
+    """The reference decoder (or another ``base``) with parts overridden; ``methods``: those of the decoder itself."""
+    kind: Any = override_methods(base, methods)
     opened: Any = session if isinstance(session, type) else override_methods(MutantSession, session or {})
     if cache is not None:
         opened.cache_type = override_methods(LayerKVCache, cache)
@@ -190,19 +221,19 @@ def add_deterministic_logit_noise(logits: Callable[[Tensor], Tensor], stepper: S
     return exact + 0.9 * DECLARED_NOISE * torch.sin(1e5 * exact)  # leaves a tenth for true rounding
 
 
-def iterate_prompt_chunk_ranges(lengths: Ints) -> Iterator[tuple[Ints, int, Ints]]:
-    """(rows, first position, tokens of each) of prompts of ``lengths``, ``CHUNK`` positions at once."""
-    for first in range(0, int(lengths.max(initial=0)), CHUNK):
+def iterate_prompt_chunk_ranges(lengths: Ints, chunk: int = CHUNK) -> Iterator[tuple[Ints, int, Ints]]:
+    """(rows, first position, tokens of each) of prompts of ``lengths``, ``chunk`` positions at once."""
+    for first in range(0, int(lengths.max(initial=0)), chunk):
         rows = np.flatnonzero(lengths > first)
-        yield rows, first, np.minimum(lengths[rows] - first, CHUNK)
+        yield rows, first, np.minimum(lengths[rows] - first, chunk)
 
 
-def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints) -> Tensor:
+def run_prompts_in_chunks(original: Any, session: Any, heads: Any, lengths: Ints, chunk: int = CHUNK) -> Tensor:
     """Reads prompts in chunks, each over the K/V of the previous ones."""
     stepper, store, ceiling = session._stepper, session._store, session._point.ceiling
     present = np.flatnonzero(lengths > 0)
     states: Tensor | None = None
-    for rows, first, held in iterate_prompt_chunk_ranges(lengths):
+    for rows, first, held in iterate_prompt_chunk_ranges(lengths, chunk):
         tokens = np.zeros((len(rows), int(held.max())), dtype=np.int64)
         for i, (row, n) in enumerate(zip(rows.tolist(), held.tolist(), strict=True)):
             tokens[i, :n] = heads[row][first : first + n]
@@ -239,4 +270,6 @@ HONEST = (
            mutate(stepper=make_stepper_override(logits=add_deterministic_logit_noise),
            prepare=declare_capabilities(logit_noise=DECLARED_NOISE)),
            ALL_SUITES),
+    Mutant("honest-serving", "honest", "it also streams, and answers several requests at once",
+           mutate(base=ServingDecoder), ALL_SUITES),
 )  # fmt: skip

@@ -48,7 +48,7 @@ PLANTED = {
     if not planted.is_honest and planted.kind not in APART and not any(test in planted.test for test in ELSEWHERE)
 }
 # Of these kinds, which take seconds each, one defect per distinct complaint stays in CI.
-SECONDS_EACH = ("sampling", "memory")
+SECONDS_EACH = ("sampling", "memory", "pairs")
 CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
 
@@ -75,17 +75,29 @@ def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, stud
     return evidence
 
 
-def complaints(evidence: ModelMeasurements, test: str) -> Iterator[str]:
-    """Yield the failures of one test of the suites, called for each of its parameters with the fixtures it names."""
+def complaints(evidence: ModelMeasurements, test: str, case: str = "") -> Iterator[str]:
+    """Yield the failures of one test of the suites, called for each of its parameters with the fixtures it names.
+
+    ``case``: the only value of a parameter to call it with, if the test has that value.
+    """
     path, _, name = test.partition("::")
     function: Any = getattr(importlib.import_module(f"suites.{path.removesuffix('.py').replace('/', '.')}"), name)
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
-    record = SimpleNamespace(record_audit=lambda finding: None, record_note=lambda text: None)
+    record = SimpleNamespace(
+        record_audit=lambda finding: None, record_note=lambda text: None, record_table=lambda *_: None
+    )
     audit = AuditFindingGate(evidence.subject.reference_lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
-    for values in product(*(given for _, given in marks)):
+    several = list(product(*(given for _, given in marks)))
+    for values in [values for values in several if case in values] or several:
         rng = np.random.default_rng(evidence.study.seed)
-        known = {"emad_evidence": evidence, "emad_audit": audit, "emad_rng": rng, "emad_record": record}
+        known = {
+            "emad_evidence": evidence,
+            "emad_audit": audit,
+            "emad_rng": rng,
+            "emad_record": record,
+            "emad_settings": settings,
+        }
         known |= dict(zip((argument for argument, _ in marks), values, strict=True))
         try:
             function(**{argument: known[argument] for argument in inspect.signature(function).parameters})
@@ -112,7 +124,7 @@ def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], d
     """The first matching complaint ends the test; further parameters would only repeat the check."""
     planted, said = PLANTED[defect], []
     try:
-        for complaint in complaints(judged(loaded, known, planted.make), planted.test):
+        for complaint in complaints(judged(loaded, known, planted.make), planted.test, planted.case):
             if re.search(planted.says, complaint):
                 return
             said.append(complaint)
