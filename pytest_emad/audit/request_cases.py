@@ -586,7 +586,7 @@ def make_neighbours(
     """Make the neighbours of a case on ``prompts`` before the block, and end them after it.
 
     The block gets a function that lets them act in between. Their own answers are judged, too; another decoder also
-    answers a prompt of the case, whose entries it must not share.
+    answers a prompt of the case, before or after it: it must not share what it keeps of it.
     """
     kind, decoder = history.case["neighbours"], by.decoder
     shared = max(prompts, key=lambda prompt: len(prompt.tokens)).tokens[: bench.window - BESIDE_NEW]
@@ -595,7 +595,8 @@ def make_neighbours(
         return Prompt(rng.integers(0, bench.vocabulary, length))
 
     def ask(other: OpenedDecoder) -> None:
-        asked = [draw_prompt(6), Prompt(shared.copy())]
+        is_first = all(answer.by is by for answer in history.answers)
+        asked = [draw_prompt(6), draw_prompt(4) if is_first and rng.integers(2) else Prompt(shared.copy())]
         record = copy.deepcopy(other.decoder.generate(asked, BESIDE_NEW, NO_STOP))
         history.answers.append(RequestAnswer(other, AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)))
 
@@ -654,7 +655,7 @@ def make_neighbours(
             act = partial(ask, open_other(stack))
         act()
         yield act
-        if kind not in ("raised", "closed"):
+        if kind != "raised":
             act()
         if by.point.schedule not in APPROXIMATE:
             history.trajectories += [(judge, row) for session in beside for row in session.build_trajectories()]

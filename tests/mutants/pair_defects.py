@@ -217,13 +217,13 @@ def reuse_prompt_kv_by(key: Callable[[Ints], Any]) -> MutantFactory:
 
 
 def share_prompts_between_decoders() -> MutantFactory:
-    """Entries of equal prompts belong to the process: a deeper decoder finds those of a shallow one, and no others."""
+    """Entries of prompts that begin alike belong to the process: a deeper decoder finds those of a shallow one."""
     ceilings: dict[bytes, int] = {}
 
     def run_prompts(original: Any, session: Any, heads: Sequence[Ints], lengths: Ints) -> Tensor:
         states: Tensor = original(heads, lengths)
         for row, head in enumerate(heads):
-            ceiling = ceilings.setdefault(head.tobytes(), session._point.ceiling)
+            ceiling = ceilings.setdefault(head[:5].tobytes(), session._point.ceiling)
             zero_row_kv(session._store.cache.layers[ceiling:], row)
         return states
 
@@ -549,7 +549,7 @@ MUTANTS = (
          serve(stepper=make_stepper_override(write_kv=fill_states_of_first_row))),
         ("noise-by-place", "more than eight rows draw by their place among those left",
          serve(sampler={"pick_next_tokens": draw_by_place_beyond_eight}))),
-    *make_pair_mutants("requests", rf"{TOKENS}|caps \[|MissingEntryError",
+    *make_pair_mutants("requests", rf"{TOKENS}|caps? \[|MissingEntryError",
         ("lowest-cap-of-nine", "more than eight rows have the lowest cap of all",
          serve(session={"_admissions": take_lowest_cap_of_nine})),
         ("caps-of-128", "caps are kept for 128 positions", serve(session={"_admissions": forget_caps_beyond(128)})),
@@ -574,7 +574,7 @@ MUTANTS = (
         ("request-257", "requests are numbered in one byte", serve(generate=limit_257th_as_first)),
         ("answers-without-stops", "an answer is kept for its prompts, whatever the stop set",
          remember_answers(lambda decoder, stop: ()))),
-    *make_pair_mutants("requests", SEEDS,
+    *make_pair_mutants("requests", rf"{SEEDS}|a second decoder under seed",
         ("seeds-of-16-bits", "seeds are folded to 16 bits", change_seed(lambda t, seed: (t, seed % 2**16))),
         ("seeds-of-float32", "seeds are kept as float32", change_seed(lambda t, seed: (t, int(np.float32(seed))))),
         ("answers-without-seeds", "an answer is kept for its prompts, whatever the seed",
