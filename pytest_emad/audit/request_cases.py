@@ -360,8 +360,8 @@ class RequestCases:
             if history.case["arrays"] == "overwritten":
                 self._ask(history, by, prompts, new, stop)
             if len(prompts) > 1:
-                alone = self._ask(history, by, prompts[:1], new, stop)
-                tokens = [each.emitted[0].tolist() for each in (record, alone)]
+                single = self._ask(history, by, prompts[:1], new, stop)
+                tokens = [each.emitted[0].tolist() for each in (record, single)]
                 history.same.append(SameTokens("row 0, in a batch", by, prompts[0], *tokens))
             return
         method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]
@@ -374,7 +374,7 @@ class RequestCases:
         requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
         alone = [self._ask(history, by, *request) for request in requests]
         history.add_request(by, call, prompts, new, stop)
-        sent = [(make_sent_prompts(history.case, rows), *limits) for rows, *limits in requests]
+        sent = [(make_sent_prompts(history.case, rows), limit, ends) for rows, limit, ends in requests]
         if call == "stream":
             found = [each.tokens.tolist() for each in send(*sent[0], True)]
             self.tally.live["streamed_tokens"] += sum(map(len, found))
