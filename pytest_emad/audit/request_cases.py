@@ -360,8 +360,8 @@ class RequestCases:
             if history.case["arrays"] == "overwritten":
                 self._ask(history, by, prompts, new, stop)
             if len(prompts) > 1:
-                alone = self._ask(history, by, prompts[:1], new, stop)
-                tokens = [each.emitted[0].tolist() for each in (record, alone)]
+                single = self._ask(history, by, prompts[:1], new, stop)
+                tokens = [each.emitted[0].tolist() for each in (record, single)]
                 history.same.append(SameTokens("row 0, in a batch", by, prompts[0], *tokens))
             return
         method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]

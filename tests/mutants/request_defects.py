@@ -278,6 +278,13 @@ def change_request(change: Callable[[Any, Sequence[Prompt], int, frozenset[int]]
     return mutate(generate=generate)
 
 
+def stop_by_low_byte(
+    decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+) -> tuple[Sequence[Prompt], int, frozenset[int]]:
+    low = {token % 256 for token in stop}
+    return prompts, max_new, frozenset(token for token in range(decoder.stepper.vocabulary_size) if token % 256 in low)
+
+
 def ignore_first_stop_token(
     decoder: Any, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
 ) -> tuple[Any, ...]:
@@ -613,6 +620,7 @@ MUTANTS = (
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[-1:])))),
         ("stop-four-at-most", "at most four stop tokens end rows",
          change_request(lambda decoder, prompts, max_new, stop: (prompts, max_new, frozenset(sorted(stop)[:4])))),
+        ("stop-in-a-byte", "stop tokens are compared by their low eight bits", change_request(stop_by_low_byte)),
         ("stop-not-first", "the first new token ends no row", change_request(ignore_first_stop_token)),
         ("stop-in-prompt", "a stop token in a prompt ends the request", change_request(end_if_prompt_has_stop)),
         ("stop-remembered", "stop tokens of earlier requests end later ones", change_request(remember_stop_tokens)),
