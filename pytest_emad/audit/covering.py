@@ -228,7 +228,7 @@ def _reduce_failure(
         return True
 
     reduced = reduce_case(simplest.case, offers.values, offers.constraints, fails)
-    steps = "; ".join(simplest.steps)
+    steps = "; ".join(f"{number}. {step}" for number, step in enumerate(simplest.steps, start=1))
     commands = simplest.requests[-1].get("curl", []) if simplest.requests else []
     by_hand = f". By hand: {commands[0]}" if commands and len(commands[0]) <= LONGEST_COMMAND else ""
     text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}"

@@ -23,7 +23,7 @@ from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
 from emad_ref.record import Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from pytest_emad.audit.dimensions import Case
-from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.finding import Tally, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import Lens, emission_noise_factor, is_tied, max_tied_gap
 from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match_lens
 from pytest_emad.audit.sampling import (
@@ -43,6 +43,14 @@ UNSEEN = 4  # first tokens of a history that no cache holds
 POSITION = 96  # where the first decided tokens of ``place`` "position 96" lie
 FAR_SEED = 2**30  # seeds folded to fewer bits coincide
 EARLIER_REQUESTS, EARLIER_SESSIONS = 256, 64
+NEIGHBOURS = {  # steps in words
+    "session": "open another session, which is fed in between",
+    "65th session": f"open {EARLIER_SESSIONS} other sessions",
+    "257th request": f"send {EARLIER_REQUESTS} requests for one token",
+    "decoder": "open another decoder, which answers in between",
+    "closed": "open and close other decoders in between",
+    "raised": "send requests that raise, also in between",
+}
 BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
 STOPS = 21  # ids of the largest stop set
@@ -178,10 +186,14 @@ class OpenedDecoder:
 
 @dataclass(frozen=True)
 class RequestAnswer:
-    """A request and its answer by ``by``. ``judges_draws``: its rows share no random numbers with other answers."""
+    """A request and its answer by ``by``, in step number ``step`` of a history.
+
+    ``judges_draws``: its rows share no random numbers with other answers.
+    """
 
     by: OpenedDecoder
     request: AnsweredRequest
+    step: int
     judges_draws: bool = False
 
 
@@ -215,11 +227,15 @@ class History:
         return {"case": dict(self.case), "steps": self.steps, "requests": self.requests}
 
     def add_request(
-        self, by: OpenedDecoder, call: str, prompts: Sequence[Prompt], new: int, stop: frozenset[int]
+        self, by: OpenedDecoder, call: str, prompts: Sequence[Prompt], new: int, stop: frozenset[int], whose: str = ""
     ) -> None:
-        """Write down a request that is about to be sent to ``by``, for a server as commands of a shell."""
+        """Write down a request that is about to be sent to ``by``, for a server as commands of a shell.
+
+        ``whose``: words for a decoder that is not the case's.
+        """
         lengths = ", ".join(str(len(prompt.tokens)) for prompt in prompts)
-        self.steps.append(f"{call} {new} new tokens after prompts of {lengths} tokens, {len(stop)} stop ids")
+        ends = f", {len(stop)} stop ids" if stop else ""
+        self.steps.append(f"{whose}{call} {new} new tokens after prompts of {lengths} tokens{ends}")
         tokens = [prompt.tokens.tolist() for prompt in prompts]
         request: dict[str, Any] = {"call": call, "prompts": tokens, "max_new": new, "stop": sorted(stop)}
         if (command := getattr(by.decoder, "curl_command", None)) is not None:
@@ -333,7 +349,8 @@ class RequestCases:
             number = len(history.requests)
             for row, arrays in enumerate(zip(returned.emitted, record.emitted, strict=False)):
                 history.returned.append((f"the tokens emitted in row {row} of request {number}", *arrays))
-        history.answers.append(RequestAnswer(by, AnsweredRequest(prompts, new, stop, record), judges_draws))
+        answer = AnsweredRequest(prompts, new, stop, record)
+        history.answers.append(RequestAnswer(by, answer, len(history.steps), judges_draws))
         return record
 
     def offers_call(self, by: OpenedDecoder, call: str) -> bool:
@@ -384,7 +401,7 @@ class RequestCases:
             found = [tokens.tolist() for record in records for tokens in record.emitted]
             self.tally.live["requests_at_once"] += len(records)
             history.answers += [
-                RequestAnswer(by, AnsweredRequest(*request, copy.deepcopy(record)))
+                RequestAnswer(by, AnsweredRequest(*request, copy.deepcopy(record)), len(history.steps))
                 for request, record in zip(requests, records, strict=True)
             ]
         overwrite_arrays(history.case, (prompt.tokens for rows, *_ in sent for prompt in rows))
@@ -434,15 +451,17 @@ class RequestCases:
         for what, returned, copied in history.returned:
             same = np.array_equal(returned, copied)
             self.tally.require(same, f"{what} have changed since they were returned: their memory is used again")
-        greedy: dict[int, tuple[Judge, list[AnsweredRequest]]] = {}
+        greedy: dict[int, tuple[Judge, list[RequestAnswer]]] = {}
         for answer in history.answers:
             judge = self.bench.make_judge(self.tally, answer.by.decoder, answer.by.point)
             if answer.by.temperature or answer.by.point.schedule in APPROXIMATE:
-                self._judge_rows(history, judge, answer)
+                with prefix_raised_complaints(f"step {answer.step}, "):
+                    self._judge_rows(history, judge, answer)
             else:
-                greedy.setdefault(id(answer.by), (judge, []))[1].append(answer.request)
+                greedy.setdefault(id(answer.by), (judge, []))[1].append(answer)
         for judge, answers in greedy.values():
-            require_answers_match_lens(judge, answers)
+            where = [f"step {answer.step}, " for answer in answers]
+            require_answers_match_lens(judge, [answer.request for answer in answers], where=where)
         self._judge_same_tokens(history)
 
     def _judge_rows(self, history: History, judge: Judge, answer: RequestAnswer) -> None:
@@ -597,8 +616,10 @@ def make_neighbours(
     def ask(other: OpenedDecoder) -> None:
         is_first = all(answer.by is by for answer in history.answers)
         asked = [draw_prompt(6), draw_prompt(4) if is_first and rng.integers(2) else Prompt(shared.copy())]
+        history.add_request(other, "generate", asked, BESIDE_NEW, NO_STOP, f"another decoder, at {other.point.name}: ")
         record = copy.deepcopy(other.decoder.generate(asked, BESIDE_NEW, NO_STOP))
-        history.answers.append(RequestAnswer(other, AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)))
+        answer = AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)
+        history.answers.append(RequestAnswer(other, answer, len(history.steps)))
 
     def open_other(stack: ExitStack) -> OpenedDecoder:
         """A decoder at full depth, or at another point with the same probes."""
@@ -632,7 +653,7 @@ def make_neighbours(
     passing = ExitStack()
     act: Callable[[], None] = feed_all if kind in ("session", "65th session") else lambda: None
     if kind != "none":
-        history.steps.append(f"neighbours: {kind}")
+        history.steps.append(NEIGHBOURS[kind])
     with ExitStack() as stack, passing:
         if kind == "257th request":
             for _ in range(EARLIER_REQUESTS):

@@ -56,9 +56,15 @@ def answer_request(
 
 
 def require_answers_match_lens(
-    judge: Judge, answers: Sequence[AnsweredRequest], session_rows: Sequence[Trajectory] = ()
+    judge: Judge,
+    answers: Sequence[AnsweredRequest],
+    session_rows: Sequence[Trajectory] = (),
+    *,
+    where: Sequence[str] = (),
 ) -> None:
     """Require right rows of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
+
+    ``where``: for each answer, the words before a complaint about it.
 
     Raises:
         AuditRefutedError: the first complaint.
@@ -68,7 +74,8 @@ def require_answers_match_lens(
     read = []
     for index, answer in enumerate(answers):
         request = answer.record, answer.prompts, answer.max_new, answer.stop
-        trajectories = extract_trajectories(judge.tally, *request, judge.point)
+        with prefix_raised_complaints(where[index] if where else ""):
+            trajectories = extract_trajectories(judge.tally, *request, judge.point)
         read.append(trajectories)
         count_answer_lengths_and_stops(judge.tally, answer.record, answer.prompts)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
@@ -82,9 +89,11 @@ def require_answers_match_lens(
     rows.sort(key=lambda row: place[_prompt_of(row[0])])
     judge = judge.with_lens_prefetch(longest.values())
     for trajectory, emitted, index in rows:
-        reference = judge.require_trajectory_matches_lens(trajectory)
+        with prefix_raised_complaints(where[index] if where and index >= 0 else ""):
+            reference = judge.require_trajectory_matches_lens(trajectory)
+            if emitted is not None:
+                judge.require_tokens_are_argmax(trajectory, emitted, reference)
         if emitted is not None:
-            judge.require_tokens_are_argmax(trajectory, emitted, reference)
             readouts[index][trajectory.name] = reference.readouts
     if judge.counted:
         for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):

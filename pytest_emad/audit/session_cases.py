@@ -33,6 +33,7 @@ AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has
 SHORTEST_ROLLBACK, LONGEST_ROLLBACK = 1, 8
 LONG_ROLLBACK = 17
 FED_PADDING = 1 / 16  # share of fed tokens with the usual id of padding
+FORCED = ("falling", "ceiling")  # values of ``depths`` that the session obeys
 LEFT_TO_THE_RULE = 1 / 4  # share of the feeds of a session with forced depths
 SHORTEST_COMMIT = 3  # tokens at the end of a row that a commit of a part may leave out, at least
 UNBOUNDED = 10**6
@@ -88,7 +89,8 @@ class SessionScript:
             sent = kept.copy()
             transcript.commit(sent)
             self._count_on(transcript, sent)
-            self._feed(transcript, history, self.after[1][transcript.rows], rng, window)
+            if case["commit"] == "all" or case["rollback"] != "none":
+                self._feed(transcript, history, self.after[1][transcript.rows], rng, window)
             if case["commit"] == "some":
                 forgotten += self._roll_back(transcript, history, kept)
                 self._feed(transcript, history, self.after[2][transcript.rows], rng, window)
@@ -164,9 +166,11 @@ class SessionScript:
         if not tokens.shape[1]:
             return
         history.steps.append(
-            f"feed {len(tokens)} × {tokens.shape[1]} tokens, {width} at once, depths {self.case['depths']}, logits of "
-            f"{shown}"
+            f"feed {tokens.shape[1]} tokens to each of {len(tokens)} rows, {width} at once"
+            + (f", forced depths {self.case['depths']}" if self.case["depths"] in FORCED else "")
+            + (f", logits of {shown}" if shown != "all" else "")
         )
+        transcript.stage = f"step {len(history.steps)}"
         for first in range(0, tokens.shape[1], width):
             fed = self._sent(tokens[:, first : first + width])
             depth = self._depths(transcript.session.cap, fed.shape[1], rng)
@@ -186,7 +190,7 @@ class SessionScript:
 
     def _depths(self, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
         kind = self.case["depths"]
-        if kind not in ("ceiling", "falling") or rng.random() < LEFT_TO_THE_RULE:
+        if kind not in FORCED or rng.random() < LEFT_TO_THE_RULE:
             return None
         if kind == "ceiling":
             return np.repeat(cap[:, None], n, axis=1)

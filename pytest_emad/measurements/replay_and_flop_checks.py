@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from random import SystemRandom
+from typing import Any
 
 import numpy as np
 
@@ -129,8 +131,12 @@ class ReplayValidity:
         def draw_texts(rng: np.random.Generator, lengths: Sequence[int]) -> list[Ints]:
             return [prompt.tokens.copy() for prompt in subject.draw_prompts_with_continuations(rng, lengths, 0)[0]]
 
+        def open_decoder(point: OperatingPoint, *, seed: int = 0, **options: Any) -> AbstractContextManager[Decoder]:
+            """A decoder that gets ``seed`` itself: the subject adds the run's."""
+            return subject.open_decoder(point, seed=seed - subject.seed, **options)
+
         return CaseBench(
-            subject.open_decoder,
+            open_decoder,
             own,
             subject.reference_lens,
             self.points_by_kind,

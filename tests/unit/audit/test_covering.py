@@ -60,7 +60,7 @@ def test_a_defect_of_two_values_is_found_and_reduced_to_them() -> None:
     finding = checked(runner).finding
     assert finding.passed is False
     assert "a wrong token" in finding.detail
-    assert "Simplest case: rows 9, call stream. Steps: ask with 9 rows" in finding.detail
+    assert "Simplest case: rows 9, call stream. Steps: 1. ask with 9 rows" in finding.detail
     assert finding.sample is not None
     assert finding.sample["case"] == {"rows": "9", "point": "full", "call": "stream"}
 
