@@ -47,12 +47,13 @@ WAIVED = {
     "EMAD-F2": "a decoder without a cache is not timed",
     "EMAD-E5": "it does not count its work",
 }
-PLANTED = {  # defect → words that the run must print
-    "stale K/V after rollback": "audit rollback:",
-    "position off by one": "audit forced:",
-    "depth rises behind a false cap": "audit decisions:",
-    "full-depth tokens in generate only": "audit generation:",
-    "batch-wide exit": "audit rows:",
+DECISIONS = ("invariants/test_depth.py", "fidelity/test_bridge.py")
+PLANTED = {  # defect → suites, and words that their run must print
+    "stale K/V after rollback": (("invariants/test_pairs.py",), "audit pairs of sessions:"),
+    "position off by one": (DECISIONS, "audit decisions:"),
+    "depth rises behind a false cap": (DECISIONS, "audit decisions:"),
+    "full-depth tokens in generate only": (DECISIONS, "audit generation:"),
+    "batch-wide exit": (DECISIONS, "audit decisions:"),
 }
 
 
@@ -81,7 +82,7 @@ def test_an_honest_foreign_decoder_passes_every_suite(
     assert {name.partition("::")[0] for name in declined} == sampled
     assert report["run"]["failures"] == []
     assert [waiver["of"] for waiver in report["waivers"] if waiver["needed"]] == list(WAIVED)
-    assert {"bridge", "forced", "rollback", "rows"} <= {audit["check"] for audit in report["audits"]}
+    assert {"bridge", "pairs of requests", "pairs of sessions"} <= {audit["check"] for audit in report["audits"]}
 
 
 # One stays in CI: tests/suites/test_planted_defects.py has a defect of each of these kinds.
@@ -92,9 +93,10 @@ def test_a_defect_fails_the_suites_by_the_name_of_its_check(
     pytester: pytest.Pytester, judge: Run, tiny: Path, defect: str
 ) -> None:
     pytester.makeconftest(DEFECTIVE.format(defect=defect))
-    result = judge("invariants/test_depth.py", "fidelity/test_bridge.py", more=(".",), model=tiny)
+    suites, words = PLANTED[defect]
+    result = judge(*suites, more=(".",), model=tiny)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert PLANTED[defect] in text_of(result)
+    assert words in text_of(result)
 
 
 def test_the_provider_must_be_chosen_where_there_are_two(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
