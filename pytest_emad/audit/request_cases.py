@@ -29,6 +29,7 @@ from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match
 from pytest_emad.audit.sampling import (
     LEVEL,
     SampledRow,
+    require_not_greedy,
     require_rounding_explains_draw_changes,
     require_rows_drawn_at_temperature,
     rounding_chance,
@@ -427,10 +428,13 @@ class RequestCases:
 
         if kind in ("apart", "between"):
             far = by.seed + (FAR_SEED if kind == "apart" else 1)
-            drawn = sum(map(len, before))
-            # fewer draws may coincide by chance, above all at a low temperature
-            coincide = ask(far) == before and drawn >= 2 * BLOCK and by.temperature >= 1
-            self.tally.require(not coincide, f"seeds {by.seed} and {far} drew the same {drawn} tokens")
+            after = ask(far)
+            alike = [max(zip(before, after, strict=True), key=lambda rows: len(rows[0]) * (rows[0] == rows[1]))]
+            for rows in (alike, list(zip(before, after, strict=True))):  # one row, or all of them
+                drawn = sum(len(one) for one, _ in rows)
+                # fewer draws may coincide by chance, above all at a low temperature
+                coincide = all(one == other for one, other in rows) and drawn >= 2 * BLOCK and by.temperature >= 1
+                self.tally.require(not coincide, f"seeds {by.seed} and {far} drew the same {drawn} tokens")
         if kind == "apart":
             return
         for row, (one, found) in enumerate(zip(before, ask(by.seed), strict=True)):
@@ -474,17 +478,26 @@ class RequestCases:
         else:
             ahead = judge.with_lens_prefetch(rows)
             shown = [emitted_logits(ahead.require_trajectory_matches_lens(row), row) for row in rows]
-        temperature, noise = answer.by.temperature, judge.tolerance * emission_noise_factor(point)
-        for row, (logits, emitted, prompt) in enumerate(zip(shown, record.emitted, request.prompts, strict=True)):
-            if not temperature or not len(logits):
-                continue
-            unknown = rounding_chance(noise / temperature, len(emitted) - len(logits))  # after a tie of a depth
-            chance = min(1.0, rounding_chance_of_draws(logits, temperature, noise) + unknown)
-            history.chances[prompt.tokens.tobytes(), tuple(emitted.tolist())] = chance
+        if answer.by.temperature:
+            self._judge_draws_of(history, judge, answer, shown)
+
+    def _judge_draws_of(self, history: History, judge: Judge, answer: RequestAnswer, shown: Sequence[Floats]) -> None:
+        """Require that an answer is not greedy; keep its draws from logits ``shown`` for the tests over all cases."""
+        temperature, noise = answer.by.temperature, judge.tolerance * emission_noise_factor(judge.point)
+        prompts, emitted = answer.request.prompts, answer.request.record.emitted
+        drawn = [
+            SampledRow(answer.by.seed, row, emitted[row][: len(logits)], logits, prompts[row].tokens)
+            for row, logits in enumerate(shown)
+            if len(logits)
+        ]
+        require_not_greedy(self.tally, drawn, temperature, noise)
+        for row in drawn:
+            tokens = emitted[row.row]
+            unknown = rounding_chance(noise / temperature, len(tokens) - len(row.logits))  # after a tie of a depth
+            chance = min(1.0, rounding_chance_of_draws(row.logits, temperature, noise) + unknown)
+            history.chances[row.prompt.tobytes(), tuple(tokens.tolist())] = chance
             if answer.judges_draws:
-                self._keep_drawn(
-                    temperature, SampledRow(answer.by.seed, row, emitted[: len(logits)], logits, prompt.tokens)
-                )
+                self._keep_drawn(temperature, row)
 
     def _keep_drawn(self, temperature: float, row: SampledRow) -> None:
         kept = self._drawn.setdefault(temperature, [])
@@ -613,13 +626,16 @@ def make_neighbours(
     def draw_prompt(length: int) -> Prompt:
         return Prompt(rng.integers(0, bench.vocabulary, length))
 
+    def request(asked: list[Prompt], of: OpenedDecoder, whose: str) -> None:
+        history.add_request(of, "generate", asked, BESIDE_NEW, NO_STOP, whose)
+        record = copy.deepcopy(of.decoder.generate(asked, BESIDE_NEW, NO_STOP))
+        answer = AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)
+        history.answers.append(RequestAnswer(of, answer, len(history.steps)))
+
     def ask(other: OpenedDecoder) -> None:
         is_first = all(answer.by is by for answer in history.answers)
         asked = [draw_prompt(6), draw_prompt(4) if is_first and rng.integers(2) else Prompt(shared.copy())]
-        history.add_request(other, "generate", asked, BESIDE_NEW, NO_STOP, f"another decoder, at {other.point.name}: ")
-        record = copy.deepcopy(other.decoder.generate(asked, BESIDE_NEW, NO_STOP))
-        answer = AnsweredRequest(asked, BESIDE_NEW, NO_STOP, record)
-        history.answers.append(RequestAnswer(other, answer, len(history.steps)))
+        request(asked, other, f"another decoder, at {other.point.name}: ")
 
     def open_other(stack: ExitStack) -> OpenedDecoder:
         """A decoder at full depth, or at another point with the same probes."""
@@ -632,22 +648,32 @@ def make_neighbours(
             ask(open_other(opened))
 
     def raise_errors() -> None:
-        """Two requests that raise: at a token that does not exist, and by their own stop set after the first step."""
+        """Requests that raise: at a token that does not exist, and by their own stop set after the first step."""
+        sent = [decoder.generate]
+        if history.case.get("call") == "stream":
+            sent.append(partial(decoder.token_arrivals, stream=True))  # type: ignore[attr-defined]
         asked, stop = [draw_prompt(5), draw_prompt(3)], AbortingStopTokens([0])
         stop.most = len(asked)
         # an answer to a token that does not exist is not judged, nor the error's type
-        for rows, ends in (([Prompt(np.array([bench.vocabulary + 3]))], NO_STOP), (asked, stop)):
-            with suppress(Exception):
-                decoder.generate(rows, BESIDE_NEW, ends)
+        for send in sent:
+            for rows, ends in (([Prompt(np.array([bench.vocabulary + 3]))], NO_STOP), (asked, stop)):
+                with suppress(Exception):
+                    send(rows, BESIDE_NEW, ends)
 
     def feed_all() -> None:
         for session in beside:
             session.feed(rng.integers(0, bench.vocabulary, (len(session.rows), 1)))
+<<<<<<< HEAD
             if len(session.rows) > 1:
                 session.drop(0)
         if kind == "session":  # another one ends before later ones
             passing.close()
             passing.callback(decoder.start([draw_prompt(3)])[0].close)
+=======
+        if kind == "session":  # another one ends before those, and a request is answered
+            decoder.start([draw_prompt(3)])[0].close()
+            request([draw_prompt(5)], by, "")
+>>>>>>> h-planted
 
     beside: list[CheckedSession] = []
     passing = ExitStack()

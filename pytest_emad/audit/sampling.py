@@ -183,7 +183,7 @@ def check_sampling(
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
         noise = judge.tolerance * emission_noise_factor(point)
-        _require_drawn(tally, rows, temperature, noise)
+        require_not_greedy(tally, rows, temperature, noise)
         _require_seeded(tally, rows, prompts, temperature, noise)
         tally.discriminating = _count_open(rows, temperature)
         once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
@@ -232,7 +232,7 @@ def _noise_exponent(noise: float, temperature: float) -> float:
     return min(LARGEST_EXPONENT, 2 * noise / temperature)
 
 
-def _require_drawn(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
+def require_not_greedy(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
     """Require that not every token is the likeliest one, unless by chance."""
     best = np.concatenate([row.log_probabilities(temperature).max(axis=-1) for row in rows])
     likeliest = float(_raised(best, noise, temperature).sum())
@@ -589,7 +589,7 @@ def require_rows_drawn_at_temperature(
 
     ``noise``: the largest of a logit.
     """
-    _require_drawn(tally, rows, temperature, noise)
+    require_not_greedy(tally, rows, temperature, noise)
     _require_distributed(tally, rows, temperature, rng, noise)
     _require_rare_tokens(tally, rows, temperature, rng, noise)
     _require_own_numbers(tally, rows, temperature, rng, noise)

@@ -23,6 +23,7 @@ from pytest_emad.audit.request_cases import (
     CaseBench,
     History,
     OpenedDecoder,
+    RequestCases,
     make_neighbours,
     make_sent_prompts,
     overwrite_arrays,
@@ -232,7 +233,9 @@ class SessionCases:
         sampled = {"temperature": temperature} if temperature else {}
         with (
             bench.open_decoder(point, max_rows=bench.draw_most_rows(len(script.prompts), rng), **sampled) as decoder,
-            make_neighbours(bench, self.tally, history, OpenedDecoder(decoder, point), script.prompts, rng) as act,
+            make_neighbours(
+                bench, self.tally, history, OpenedDecoder(decoder, point, temperature), script.prompts, rng
+            ) as act,
         ):
             if case["prompt"] in ("equal", "prefix"):
                 longest = max(script.prompts, key=lambda prompt: len(prompt.tokens))
@@ -265,8 +268,7 @@ class SessionCases:
         Raises:
             AuditRefutedError: the first complaint.
         """
-        for judge, trajectory in history.trajectories:
-            judge.require_trajectory_matches_lens(trajectory)
+        RequestCases(self.bench, self.tally).judge(history)  # also of the answers of its neighbours
         for judge, found, wanted in history.pairs:
             require_same_trajectory(judge, found, wanted)
 

@@ -16,11 +16,11 @@ from pytest_emad.audit.reference_logits import LogitLens
 from pytest_emad.audit.requests import COOLER
 from pytest_emad.audit.sampling import (
     SampledRow,
-    _require_drawn,
     _require_seeded,
     check_sampling,
     choose_open_prompts,
     draw_temperature,
+    require_not_greedy,
 )
 from pytest_emad.measurements.engine import TEMPERATURES as TEMPERATURES_OF_CLAIMS
 from suites.fidelity import test_sampling
@@ -98,7 +98,7 @@ def test_noise_beyond_all_probabilities_explains_greedy_tokens() -> None:
     logits = np.tile([1.0, *[0.0] * 24], (64, 1))
     tally = Tally("sampling", 0)
     with tally:
-        _require_drawn(tally, [SampledRow(1, 0, np.zeros(64, dtype=np.int64), logits)], 0.02, 10.0)
+        require_not_greedy(tally, [SampledRow(1, 0, np.zeros(64, dtype=np.int64), logits)], 0.02, 10.0)
     assert tally.complaint is None
 
 
@@ -393,5 +393,5 @@ def test_likeliest_tokens_alone_are_chance_as_far_as_noise_explains(noise: float
     logits = 0.5 * np.log(np.tile([0.4, *[0.025] * 24], (16, 1)))
     tally = Tally("sampling", 0)
     with tally:
-        _require_drawn(tally, [SampledRow(1, 0, np.zeros(16, dtype=np.int64), logits)], 0.5, noise)
+        require_not_greedy(tally, [SampledRow(1, 0, np.zeros(16, dtype=np.int64), logits)], 0.5, noise)
     assert (tally.to_finding().passed is not False) == passes
