@@ -663,17 +663,12 @@ def make_neighbours(
     def feed_all() -> None:
         for session in beside:
             session.feed(rng.integers(0, bench.vocabulary, (len(session.rows), 1)))
-<<<<<<< HEAD
             if len(session.rows) > 1:
                 session.drop(0)
-        if kind == "session":  # another one ends before later ones
+        if kind == "session":  # another one ends before later ones, and a request is answered
             passing.close()
             passing.callback(decoder.start([draw_prompt(3)])[0].close)
-=======
-        if kind == "session":  # another one ends before those, and a request is answered
-            decoder.start([draw_prompt(3)])[0].close()
             request([draw_prompt(5)], by, "")
->>>>>>> h-planted
 
     beside: list[CheckedSession] = []
     passing = ExitStack()
