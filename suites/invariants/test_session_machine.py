@@ -213,8 +213,8 @@ class ComplaintRecorder(ExitStack):
 
     @staticmethod
     def _record(machine: SessionMachine, error: BaseException | None) -> bool:
+        machine.complained |= error is not None  # a refusal, too: what was fed is not held
         if isinstance(error, AuditRefutedError):
-            machine.complained = True
             machine.failing.append(f"{error}. Steps: {'; '.join(machine.steps)}")
         return False
 

@@ -599,7 +599,7 @@ MUTANTS = (
          serve(sampler={"__init__": share_numbers_of_rows(16)})),
         ("noise-of-16-rows-inverted", "so does that of a decoder that inverts the distribution",
          invert_distribution(lambda seed, row, step: (seed, row % 16, step)))),
-    *make_pair_mutants("requests", r"their memory is used again|row \d+: the record's kept tokens",
+    *make_pair_mutants("requests", r"memory is used again|record's kept tokens|but max_new=\d+ and the stop",
         ("emitted-in-one-buffer", "the tokens of every request are written into one buffer",
          serve(generate=return_arrays_of_one_buffer)),
         ("answers-by-reference", "an answer is kept in the arrays that the caller got",

@@ -430,7 +430,7 @@ MUTANTS = (
         ("depths-of-first-row", "forced depths of other rows than the first are not checked",
          serve(session={"_checked_depth": check_first_row}, cache=UNCHECKED)),
         ("depths-of-zero", "a forced depth of 0 is accepted", serve(session={"_checked_depth": check_upper_bound}))),
-    *make_pair_mutants("sessions", POSITION,
+    *make_pair_mutants("sessions", rf"{POSITION}|accepted under cap",
         ("depths-as-first-row's", "all rows run to the first row's forced depths",
          serve(session=change_forced_depths(lambda depth: np.minimum(depth, depth[:1])))),
         ("depths-as-last-token's", "all tokens of a feed run to the last one's forced depth",

@@ -53,7 +53,7 @@ def test_audits_pass(judge: Run, t5: Path, tmp_path: Path, asked: tuple[str, ...
     out, chosen = tmp_path / "out", " and ".join(f"not {name}" for name in LEFT_OUT)
     result = judge(*asked, model=t5, report=out, more=("-k", chosen))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
-    assert result.parseoutcomes()["passed"] >= 10
+    assert result.parseoutcomes()["passed"] >= 9
     assert verdicts_of(out)["EMAD-E2"]["verdict"] == "survived"
 
 
