@@ -563,7 +563,7 @@ def test_a_sampled_stream_draws_what_the_whole_answer_draws(made: type[Engine], 
         greedy = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
         finding = check_sampled_streams(lambda seed: closing(opened(url, HOT, seed)), (1, 2), greedy, PROMPTS, NEW, HOT)
     assert finding.passed is (made is Engine), finding.detail
-    assert finding.passed or "14 of 14 rows streamed at a temperature draw other tokens than in" in finding.detail
+    assert finding.passed or "14 of 14 rows streamed draw other tokens than in" in finding.detail
 
 
 class Strict(Engine):
