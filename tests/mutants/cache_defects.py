@@ -185,7 +185,7 @@ MUTANTS = (
            mutate(cache={"write": write_zero_kv_from_40}), PAIRS, LOGITS, case="sessions"),
     Mutant("kv-stale-in-later-rows", "K/V", "rows but the first write old K/V from position 30 on",
            mutate(cache=write_stale_kv(lambda cache, row, at: row > 0 and at >= 30)), PAIRS,
-           r"row [1-9]\d*, position \d+.*(logits|signal) off by", case="sessions"),
+           r"row [1-9]\d*, position \d+.*((logits|signal) off by|but the argmax)", case="sessions"),
     Mutant("kv-stale-late", "K/V", "after 40 steps old K/V are written",
            mutate(cache=write_stale_kv(lambda cache, row, at: cache.steps > 40),
            prepare=declare_capabilities(max_feed=1)), PAIRS,

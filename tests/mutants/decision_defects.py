@@ -369,7 +369,8 @@ def run_uncounted_heads(advance: Any, session: Any, ids: Tensor, *arguments: Any
     return output
 
 
-TOGETHER = rf"{PLACE}(the reference decoder takes|the rule gives) depth"
+# depths that the rule does not give, or work beyond that of right ones
+TOGETHER = rf"{PLACE}(the reference decoder takes|the rule gives) depth|work\.tokens per layer"
 MUTANTS = (
     Mutant("depth-rises", "depth", "every token may go to the ceiling again",
            mutate(session={"_admissions": admit_depths_to_ceiling}, cache=UNCHECKED), DECISIONS,
