@@ -2,7 +2,7 @@
 
 ``read`` evaluates states after a probe layer and charges its work; ``emit_logits`` is the full readout, which
 probes use, and rows that stop where no probe gave logits. Some probes remember shallower layers of the same step:
-``begin_step`` forgets them, and ``read`` is told the rows that still run, so it drops those that stopped in between.
+``begin_step`` forgets them. ``read`` gets the rows that still run, and drops those that have stopped.
 """
 
 from __future__ import annotations

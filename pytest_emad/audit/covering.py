@@ -157,11 +157,9 @@ def check_covering_cases(
     declined: dict[str, str] = {}
     failed: list[tuple[int, str, History]] = []
     tally = runner.tally
-    decoded = 0
+    decoded: list[Case] = []
     for number, case in chosen:
-        if len(failed) == MOST_FAILING:
-            break
-        decoded += 1
+        decoded.append(case)
         history = History(case)
         complaint = _find_complaint(runner, history, seed + number)
         if isinstance(complaint, Unsupported):
@@ -170,12 +168,14 @@ def check_covering_cases(
         answered.update(iterate_pairs(case))
         if complaint is not None:
             failed.append((number, str(complaint), history))
-    asked = {pair for _, case in chosen[:decoded] for pair in iterate_pairs(case)}
+        if len(failed) == MOST_FAILING:
+            break
+    asked = {pair for case in decoded for pair in iterate_pairs(case)}
     rows = _rows_by_dimension(offers.values, asked, answered)
     with tally:
         if failed:
             complaint_text, tally.sample = _reduce_failure(runner, offers, seed, failed)
-            tally.require(False, f"{len(failed)} of {decoded} cases fail. {complaint_text}")
+            tally.require(False, f"{len(failed)} of {len(decoded)} cases fail. {complaint_text}")
         if judge_all is not None:
             judge_all()
     finding = tally.to_finding()

@@ -206,11 +206,7 @@ def make_covering_cases(
     Values that no pair needs are drawn, the rarest first: then many triples occur, too. ``covertable`` leaves the first
     value of the dimension there.
     """
-    limits = [
-        {"operator": "fn", "requires": list(one.fields), "evaluate": _evaluator(one)}
-        for one in constraints
-        if all(field in values for field in one.fields)
-    ]
+    limits = [{"operator": "fn", "requires": list(one.fields), "evaluate": _evaluator(one)} for one in constraints]
     factors = {name: list(each) for name, each in values.items()}
     cases = list(make(factors, strength=strength, sorter=sorters.hash, salt=str(seed), constraints=limits))
     _draw_free_values(cases, values, constraints, np.random.default_rng(seed), strength)

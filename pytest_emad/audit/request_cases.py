@@ -97,11 +97,9 @@ class CaseBench:
         room = self.window - fed
         first = self._prompt_length(kind, case["place"], rng, room)
         lengths = [first] + [max(1, first - int(rng.integers(0, 4 if row % 2 else first))) for row in range(1, rows)]
-        unseen = np.random.default_rng(SystemRandom().getrandbits(64))
         texts = self.draw_texts(rng, lengths)
         for text in texts:
-            if len(text) > 1:
-                text[: min(UNSEEN, len(text) - 1)] = unseen.integers(0, self.vocabulary, min(UNSEEN, len(text) - 1))
+            self.begin_with_unseen_tokens(text)
             # an end that a decoder may take for padding
             text[-1] = (text[-1], text[-1], text[-1], 0, self.vocabulary - 1)[int(rng.integers(5))]
         if kind == "equal" and rows > 1:
@@ -111,6 +109,36 @@ class CaseBench:
         if kind == "prefix" and rows > 2:
             texts[2] = self.fork(texts[0], rng)
         return [Prompt(texts[row]) for row in rng.permutation(rows)]
+
+    def draw_random_prompt(self, rng: np.random.Generator, length: int) -> Prompt:
+        """A prompt of random tokens, of which no cache holds the first."""
+        tokens = rng.integers(0, self.vocabulary, length)
+        self.begin_with_unseen_tokens(tokens)
+        return Prompt(tokens)
+
+    def begin_with_unseen_tokens(self, tokens: Ints) -> None:
+        """Replace the first ``UNSEEN`` of ``tokens`` int64 [n], all but the last, by some that no seed draws."""
+        unseen = np.random.default_rng(SystemRandom().getrandbits(64))
+        count = min(UNSEEN, len(tokens) - 1)
+        tokens[:count] = unseen.integers(0, self.vocabulary, count)
+
+    def open_offered(self, stack: ExitStack, kinds: Iterable[tuple[str, str]], max_rows: int) -> list[OpenedDecoder]:
+        """Decoders at the points ``kinds`` (values of ``point`` and ``ceiling``) that exist and are not declined.
+
+        Raises:
+            Unsupported: the decoder declines all of them.
+        """
+        opened, refusals = list[OpenedDecoder](), list[Unsupported]()
+        for point in (self.points[kind] for kind in kinds if kind in self.points):
+            try:
+                decoder = stack.enter_context(self.open_decoder(point, max_rows=max_rows))
+            except Unsupported as refusal:
+                refusals.append(refusal)
+            else:
+                opened.append(OpenedDecoder(decoder, point))
+        if not opened:
+            raise refusals[0]
+        return opened
 
     def draw_most_rows(self, rows: int, rng: np.random.Generator) -> int:
         """The number of rows that a decoder of ``rows`` is opened for: as many, or a few more, which stay empty."""

@@ -325,8 +325,6 @@ def _require_even(
 def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
     """Require independent places of neighbours: their difference and sum, modulo 1, are uniform."""
     one, other = (np.concatenate([row[part] for row in placed]) for part in (slice(None, -1), slice(1, None)))
-    if not len(one):  # every row has one token
-        return
     for what, pairs in {"difference": other - one, "sum": other + one}.items():
         p, counts = _even_p_value(pairs % 1.0, 2 * noise, temperature)  # both places of a pair carry noise
         tally.require(

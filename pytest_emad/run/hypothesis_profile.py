@@ -7,12 +7,16 @@ the suites import it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from emad_ref.protocol import Unsupported
+from pytest_emad.audit.finding import AuditRefutedError
 from pytest_emad.measurements.study import Budget
 
 PROFILE = "emad"
@@ -67,6 +71,42 @@ def reraise_refusal() -> Iterator[None]:
         yield
     except DecoderDeclined as declined:
         raise declined.refusal from None
+
+
+@contextmanager
+def keep_complaint(failing: list[str], steps: Sequence[str]) -> Iterator[None]:
+    """Wrap one step of a state machine: a complaint is added to ``failing``, with the ``steps`` that led to it."""
+    try:
+        yield
+    except AuditRefutedError as complaint:
+        failing.append(f"{complaint}. Steps: {'; '.join(steps)}")
+        raise
+
+
+@contextmanager
+def end_at_kept_failure(failing: Sequence[str]) -> Iterator[None]:
+    """Wrap the whole property, whose steps add each failure to ``failing``; the last one is the simplest.
+
+    ``Flaky``, which Hypothesis raises if a failure passes when it is repeated, ends the property like the failure
+    itself. Any of these errors without a kept failure passes through. Raises as ``reraise_refusal``.
+    """
+    try:
+        with reraise_refusal():
+            yield
+    except (AssertionError, AuditRefutedError, Flaky):
+        if not failing:
+            raise
+
+
+def find_machine_complaint(machine: type[RuleBasedStateMachine], wanted: settings, **bound: Any) -> str:
+    """The simplest complaint of ``machine`` with the class attributes ``bound``, and its steps; "" without one.
+
+    The machine keeps complaints in its class attribute ``failing``. Raises as ``end_at_kept_failure``.
+    """
+    failing: list[str] = []
+    with end_at_kept_failure(failing):
+        run_state_machine_as_test(type("BoundMachine", (machine,), bound | {"failing": failing}), settings=wanted)
+    return failing[-1] if failing else ""
 
 
 def describe_weaker_profile(budget: Budget) -> str | None:

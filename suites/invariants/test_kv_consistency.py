@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
 
 from emad_ref.record import Floats
 from pytest_emad.claims.base import Answer, ClaimContext, find_question_of_claim
@@ -21,7 +19,7 @@ from pytest_emad.claims.identities import (
     measure_forced_logit_differences,
 )
 from pytest_emad.measurements.model_measurements import ModelMeasurements
-from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
+from pytest_emad.run.hypothesis_profile import end_at_kept_failure, property_test_settings, stop_search_on_refusal
 from pytest_emad.run.options import RunSettings
 from pytest_emad.run.suite_support import Ask
 
@@ -50,10 +48,7 @@ def test_logits_at_any_admissible_depth_are_the_full_models(
                 failing.append(f"{fed}: logits off by {worst:.2g}")
                 raise AssertionError(failing[-1])
 
-        with (
-            suppress(AssertionError, Flaky),
-            reraise_refusal(),
-        ):  # Flaky: the decoder failed, and passed when asked again
+        with end_at_kept_failure(failing):
             compare()
         return answer_from_differences(evidence, asked, drawn, failing[-1] if failing else "")
 

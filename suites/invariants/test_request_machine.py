@@ -7,34 +7,37 @@ an earlier execution cannot hide a failure. All answers are judged at the end of
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
-from random import SystemRandom
+from contextlib import ExitStack
 from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.protocol import Prompt
 from pytest_emad.audit.decoding_checks import NO_STOP
 from pytest_emad.audit.dimensions import REQUESTS
-from pytest_emad.audit.finding import AuditRefutedError, Tally
+from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.request_cases import CaseBench, History, OpenedDecoder, RequestCases
 from pytest_emad.measurements.model_measurements import ModelMeasurements
-from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
+from pytest_emad.run.hypothesis_profile import (
+    find_machine_complaint,
+    keep_complaint,
+    property_test_settings,
+    stop_search_on_refusal,
+)
 from pytest_emad.run.options import RunSettings
 from pytest_emad.run.suite_support import AuditFindingGate
 
 ROWS, FEW_ROWS = 9, 3
 LONGEST = 40  # tokens of a prompt
-UNSEEN = 4  # first tokens of a prompt that no cache holds
 NEW, FEW_NEW = 24, 6  # new tokens of a request
 STEPS = 8
-EXITS = ("probing", "truncated", "binned", "eager", "top2_gap")  # points of which the lens knows all states
+# points with exits of which the lens knows all states
+EXITS = (("probing", "L"), ("truncated", "below"), ("binned", "L"), ("eager", "L"), ("top2_gap", "L"))
 CALLS = REQUESTS["call"].values
-CASES = {"full": ("full",), "exits": EXITS}
+CASES = {"full": (("full", "L"),), "exits": EXITS}
 
 
 class RequestMachine(RuleBasedStateMachine):
@@ -56,16 +59,9 @@ class RequestMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**16), arrays=st.sampled_from(REQUESTS["arrays"].values), strided=st.booleans())
     def start(self, seed: int, arrays: str, strided: bool) -> None:
         self.rng = np.random.default_rng(seed)
-        self.unseen = np.random.default_rng(SystemRandom().getrandbits(64))
         prompt = "strided" if strided else "within a block"
         self.history = History({"arrays": arrays, "prompt": prompt, "call": "generate"})
         self.cases = RequestCases(self.bench, self.tally)
-
-    def draw_prompt(self, length: int) -> Prompt:
-        tokens = self.rng.integers(0, self.bench.vocabulary, length)
-        before = min(UNSEEN, length - 1)
-        tokens[:before] = self.unseen.integers(0, self.bench.vocabulary, before)
-        return Prompt(tokens)
 
     def send(self, data: st.DataObject, prompts: list[Prompt], new: int, stop: frozenset[int]) -> None:
         by = data.draw(st.sampled_from(self.opened), label="point")
@@ -73,22 +69,15 @@ class RequestMachine(RuleBasedStateMachine):
         self.history.case = {**self.history.case, "call": call}
         self.history.steps.append(f"at {by.point.name}:")
         self.sent.append((prompts, new, stop))
-        try:
-            with stop_search_on_refusal():
-                self.cases.send(self.history, by, prompts, new, stop)
-        except AuditRefutedError as complaint:
-            self.keep_complaint(complaint)
-            raise
-
-    def keep_complaint(self, complaint: AuditRefutedError) -> None:
-        self.failing.append(f"{complaint}. Steps: {'; '.join(self.history.steps)}")
+        with keep_complaint(self.failing, self.history.steps), stop_search_on_refusal():
+            self.cases.send(self.history, by, prompts, new, stop)
 
     @rule(data=st.data())
     def ask(self, data: st.DataObject) -> None:
         """Send new prompts; some begin with an earlier one's tokens."""
         most = data.draw(st.sampled_from([FEW_ROWS, ROWS]), label="most rows")
         lengths = data.draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=most), label="prompts")
-        prompts = [self.draw_prompt(length) for length in lengths]
+        prompts = [self.bench.draw_random_prompt(self.rng, length) for length in lengths]
         shares: bool = data.draw(st.booleans(), label="shares a beginning")
         if self.sent and shares:
             known = self.sent[-1][0][0].tokens
@@ -115,11 +104,8 @@ class RequestMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "history"):
             return
-        try:
+        with keep_complaint(self.failing, self.history.steps):
             self.cases.judge(self.history)
-        except AuditRefutedError as complaint:
-            self.keep_complaint(complaint)
-            raise
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -130,24 +116,10 @@ def test_requests_in_any_order_get_the_answers_of_each_alone(
     bench, wanted = emad_evidence.replay_validity.case_bench, property_test_settings(emad_settings.budget, STEPS)
     tally = Tally("request machine", needed=0, window=bench.window)
     with ExitStack() as stack:
-        opened, refusals = list[OpenedDecoder](), list[Unsupported]()
-        for kind in CASES[case]:
-            point = bench.points.get((kind, "below" if kind == "truncated" else "L"))
-            if point is None:
-                continue
-            try:
-                opened.append(OpenedDecoder(stack.enter_context(bench.open_decoder(point, max_rows=ROWS)), point))
-            except Unsupported as refusal:
-                refusals.append(refusal)
-        if not opened:
-            raise refusals[0]
-        failing: list[str] = []
+        opened = bench.open_offered(stack, CASES[case], ROWS)
         calls = [call for call in CALLS if all(RequestCases(bench, tally).offers_call(by, call) for by in opened)]
-        bound = {"opened": opened, "bench": bench, "tally": tally, "calls": calls, "failing": failing}
-        # Flaky: the decoder failed, and passed when the same requests were sent again
-        with suppress(AuditRefutedError, Flaky), reraise_refusal():
-            run_state_machine_as_test(type("BoundMachine", (RequestMachine,), bound), settings=wanted)
-        with tally:
-            tally.require(not failing, failing[-1] if failing else "")
+        complaint = find_machine_complaint(RequestMachine, wanted, opened=opened, bench=bench, tally=tally, calls=calls)
+    with tally:
+        tally.require(not complaint, complaint)
     tally.notes.append(f"at most {wanted.max_examples} orders of at most {wanted.stateful_step_count} requests each")
     emad_audit(tally.to_finding())

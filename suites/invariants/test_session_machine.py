@@ -7,32 +7,35 @@ judges all answers at the end of an execution, those that a rollback forgot, too
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from random import SystemRandom
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from emad_ref.protocol import Decoder, Prompt, Unsupported
+from emad_ref.protocol import Decoder
 from emad_ref.record import Ints
-from pytest_emad.audit.finding import AuditRefutedError, Tally
+from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.request_cases import CaseBench
 from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
 from pytest_emad.measurements.model_measurements import ModelMeasurements
-from pytest_emad.run.hypothesis_profile import property_test_settings, reraise_refusal, stop_search_on_refusal
+from pytest_emad.run.hypothesis_profile import (
+    find_machine_complaint,
+    keep_complaint,
+    property_test_settings,
+    stop_search_on_refusal,
+)
 from pytest_emad.run.options import RunSettings
 from pytest_emad.run.suite_support import AuditFindingGate
 
 ROWS = 9  # of a session at most; few as a rule
 FEW_ROWS = 3
 SHORT, LONG = 4, 64  # tokens of a prompt
-UNSEEN = 4  # first tokens of a prompt that no cache holds
 GROWTH = 40  # tokens that may follow it
 NARROW, WIDEST = 3, 20  # tokens of one feed
 STEPS = 10
@@ -70,8 +73,7 @@ class SessionMachine(RuleBasedStateMachine):
     """
 
     opened: ClassVar[list[tuple[Decoder, Judge]]]
-    vocabulary: ClassVar[int]
-    window: ClassVar[int]
+    bench: ClassVar[CaseBench]
     forces: ClassVar[bool]
     failing: ClassVar[list[str]]
 
@@ -86,28 +88,22 @@ class SessionMachine(RuleBasedStateMachine):
     @stop_search_if_declined
     def start(self, seed: int, data: st.DataObject) -> None:
         self.rng = np.random.default_rng(seed)
-        self.unseen = np.random.default_rng(SystemRandom().getrandbits(64))
         self.decoder, self.judge = data.draw(st.sampled_from(self.opened), label="point")
         self.steps.append(f"open {self.judge.point.name}")
         self.open_session(data)
-
-    def draw_prompt(self, length: int) -> Prompt:
-        tokens = self.rng.integers(0, self.vocabulary, length)
-        before = min(UNSEEN, length - 1)
-        tokens[:before] = self.unseen.integers(0, self.vocabulary, before)
-        return Prompt(tokens)
 
     @precondition(lambda self: len(self.sessions) < 2)
     @rule(data=st.data())
     @stop_search_if_declined
     def open_session(self, data: st.DataObject) -> None:
-        longest = min(LONG, self.window - GROWTH)
+        longest = min(LONG, self.bench.window - GROWTH)
         length = st.one_of(st.integers(1, SHORT), st.integers(1, longest))
         most = data.draw(st.sampled_from([FEW_ROWS, ROWS]), label="most rows")
         lengths = data.draw(st.lists(length, min_size=1, max_size=most), label="prompts")
         self.steps.append(f"start a session over prompts of {lengths} tokens")
+        prompts = [self.bench.draw_random_prompt(self.rng, length) for length in lengths]
         with self.complaining():
-            transcript = CheckedSession(self.judge, self.decoder, [self.draw_prompt(n) for n in lengths])
+            transcript = CheckedSession(self.judge, self.decoder, prompts)
             self.sessions.append(OpenSession(transcript, self.judge, [n + GROWTH for n in lengths], [1] * len(lengths)))
 
     def pick_session(self, data: st.DataObject) -> OpenSession:
@@ -124,7 +120,7 @@ class SessionMachine(RuleBasedStateMachine):
         widest = min(data.draw(st.sampled_from([NARROW, WIDEST]), label="widest"), room)
         n = data.draw(st.integers(1, min(widest, self.decoder.capabilities.max_feed)), label="tokens")
         last = data.draw(st.one_of(st.none(), st.integers(0, n)), label="last")
-        tokens, depth = self.rng.integers(0, self.vocabulary, (len(transcript.rows), n)), None
+        tokens, depth = self.rng.integers(0, self.bench.vocabulary, (len(transcript.rows), n)), None
         if forced and self.forces:
             caps = transcript.session.cap.tolist()
             drawn = [data.draw(st.lists(st.integers(1, cap), min_size=n, max_size=n)) for cap in caps]
@@ -188,8 +184,14 @@ class SessionMachine(RuleBasedStateMachine):
             self.closed += [(opened.judge, trajectory) for trajectory in answered]
             opened.transcript.session.close()
 
-    def complaining(self) -> ComplaintRecorder:
-        return ComplaintRecorder(self)
+    @contextmanager
+    def complaining(self) -> Iterator[None]:
+        try:
+            with keep_complaint(self.failing, self.steps):
+                yield
+        except BaseException:
+            self.complained = True  # also by a refusal: what was fed is not held
+            raise
 
     def teardown(self) -> None:
         for opened in self.sessions:
@@ -204,54 +206,21 @@ class SessionMachine(RuleBasedStateMachine):
                     judge.require_trajectory_matches_lens(trajectory)
 
 
-class ComplaintRecorder(ExitStack):
-    """Inside the block, a complaint is kept with the steps of ``machine`` that led to it."""
-
-    def __init__(self, machine: SessionMachine) -> None:
-        super().__init__()
-        self.push(lambda kind, error, trace: self._record(machine, error))
-
-    @staticmethod
-    def _record(machine: SessionMachine, error: BaseException | None) -> bool:
-        machine.complained |= error is not None  # a refusal, too: what was fed is not held
-        if isinstance(error, AuditRefutedError):
-            machine.failing.append(f"{error}. Steps: {'; '.join(machine.steps)}")
-        return False
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_session_survives_any_order_of_operations(
     emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_settings: RunSettings, case: str
 ) -> None:
     """Case ``full`` forces no depth, and judges sessions of a decoder that offers no exits."""
     subject, wanted = emad_evidence.subject, property_test_settings(emad_settings.budget, STEPS)
-    points = emad_evidence.replay_validity.points_by_kind
-    tally = Tally("session machine", needed=0)
+    bench, tally = emad_evidence.replay_validity.case_bench, Tally("session machine", needed=0)
     with ExitStack() as stack:
-        opened, refusals = [], []
-        for point in (points[kind] for kind in CASES[case] if kind in points):
-            try:
-                decoder = stack.enter_context(subject.open_decoder(point, max_rows=ROWS))
-            except Unsupported as refusal:
-                refusals.append(refusal)
-            else:
-                judge = Judge.for_check(tally.check, subject.make_decoder_under_test(decoder, point))
-                opened.append((decoder, replace(judge, tally=tally)))
-        if not opened:
-            raise refusals[0]
-        failing: list[str] = []
-        bound = {
-            "opened": opened,
-            "vocabulary": subject.stepper.vocabulary_size,
-            "window": subject.window_size,
-            "forces": case != "full",
-            "failing": failing,
-        }
-        # Flaky: the decoder failed, and passed when the same steps were taken again
-        with suppress(AuditRefutedError, Flaky), reraise_refusal():
-            run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
-        with tally:
-            tally.require(not failing, failing[-1] if failing else "")
+        opened = []
+        for each in bench.open_offered(stack, CASES[case], ROWS):
+            judge = Judge.for_check(tally.check, subject.make_decoder_under_test(each.decoder, each.point))
+            opened.append((each.decoder, replace(judge, tally=tally)))
+        complaint = find_machine_complaint(SessionMachine, wanted, opened=opened, bench=bench, forces=case != "full")
+    with tally:
+        tally.require(not complaint, complaint)
     orders, steps = wanted.max_examples, wanted.stateful_step_count
     tally.notes.append(f"at most {orders} orders of at most {steps} operations each")
     emad_audit(tally.to_finding())

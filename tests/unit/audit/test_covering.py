@@ -1,4 +1,4 @@
-"""What is offered, what is asked, and what a failing case is reduced to, with a runner that decodes nothing."""
+"""Offers of a decoder, cases that are asked, and the reduction of a failing case; the runner decodes nothing."""
 
 from __future__ import annotations
 
