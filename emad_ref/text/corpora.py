@@ -12,8 +12,9 @@ parts are dealt in runs of consecutive documents, because neighbours may have on
 the one at each border belongs to no split.
 
 Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4, estimated
-from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept:
-documents that count as independent must not repeat the same text.
+from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept, over
+all splits in the order calibrate, validate, evaluate: documents that count as independent must not repeat the same
+text, and a text that thresholds were chosen on must not judge them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -128,36 +130,50 @@ class DocumentIndex:
     def assign_cluster_and_novelty(self, text: str) -> tuple[int, bool]:
         """(number of the first similar document among the distinct ones, whether this document is that first)."""
         mine = bottom_k_sketch(text)
-        lookup, holders = mine[:LOOKUP_HASHES].tolist(), self._holders
-        rare = [code for code in lookup if len(holders.get(code, ())) < COMMON_HOLDERS]
-        lookup = rare if len(rare) >= MIN_RARE_HASHES else lookup
-        shared = Counter(number for code in lookup for number in holders.get(code, ()))
-        enough = 2 if len(mine) >= LOOKUP_HASHES else 1
-        likely = [number for number, codes in shared.most_common(MAX_COMPARISONS) if codes >= enough]
-        for number in sorted(likely):
-            if jaccard_index(mine, self._sketches[number]) >= DUPLICATE_SIMILARITY:
-                return number, False
+        found = self.find(mine)
+        return (self.add(mine), True) if found is None else (found, False)
+
+    def find(self, sketch: NDArray[np.uint64]) -> int | None:
+        """Number of the first document that is similar to the one with this sketch; None without one."""
+        shared = Counter(number for code in self._lookup_hashes(sketch) for number in self._holders.get(code, ()))
+        enough = 2 if len(sketch) >= LOOKUP_HASHES else 1
+        likely = sorted(number for number, codes in shared.most_common(MAX_COMPARISONS) if codes >= enough)
+        similar = (each for each in likely if jaccard_index(sketch, self._sketches[each]) >= DUPLICATE_SIMILARITY)
+        return next(similar, None)
+
+    def add(self, sketch: NDArray[np.uint64]) -> int:
+        """File a document that is similar to none; returns its number."""
         number = len(self._sketches)
-        self._sketches.append(mine)
+        lookup = self._lookup_hashes(sketch)
+        self._sketches.append(sketch)
         for code in lookup:
-            earlier = holders.setdefault(code, [])
+            earlier = self._holders.setdefault(code, [])
             if len(earlier) < MAX_HOLDERS:
                 earlier.append(number)
-        return number, True
+        return number
+
+    def _lookup_hashes(self, sketch: NDArray[np.uint64]) -> list[int]:
+        lookup: list[int] = sketch[:LOOKUP_HASHES].tolist()
+        rare = [code for code in lookup if len(self._holders.get(code, ())) < COMMON_HOLDERS]
+        return rare if len(rare) >= MIN_RARE_HASHES else lookup
 
 
 class DistinctDocumentIterator(Iterator[str]):
     """Documents without near-duplicates of earlier ones, in order; ``left_out`` counts the dropped ones so far.
 
-    A source that repeats itself ``MAX_DUPLICATES_IN_A_ROW`` times ends.
+    ``index_earlier`` makes an index of documents that must not be repeated either; it is called before the first
+    document is read. A source that repeats itself ``MAX_DUPLICATES_IN_A_ROW`` times ends.
     """
 
-    def __init__(self, documents: Iterable[str]) -> None:
-        self._documents, self._seen, self.left_out = iter(documents), DocumentIndex(), 0
+    def __init__(self, documents: Iterable[str], index_earlier: Callable[[], DocumentIndex] = DocumentIndex) -> None:
+        self._documents, self._index_earlier = iter(documents), functools.cache(index_earlier)
+        self._seen, self.left_out = DocumentIndex(), 0
 
     def __next__(self) -> str:
         for text in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
-            if self._seen.assign_cluster_and_novelty(text)[1]:
+            sketch = bottom_k_sketch(text)
+            if self._index_earlier().find(sketch) is None and self._seen.find(sketch) is None:
+                self._seen.add(sketch)
                 return text
             self.left_out += 1
         raise StopIteration
@@ -200,9 +216,11 @@ PUBLISHED = {
     "gsm8k": PublishedCorpus("gsm8k", "openai/gsm8k", "main", "train", "train", ("question", "answer")),
 }
 Quarters = tuple[int, int]  # range of a source's documents, in quarters: first, and end
+DEALT: tuple[Split, ...] = ("calibrate", "validate", "evaluate")  # the first that holds a text keeps it
 WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
 WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # shares of the rest beside a test part
 BLOCK = 25  # consecutive documents of a stream of unknown length that stay in one split
+COMPARED = 20_000  # documents of each earlier split that a split does not repeat; runs read fewer
 
 
 log = logging.getLogger(__name__)
@@ -216,7 +234,7 @@ def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: 
     """Documents of a corpus and split (the world's are endless).
 
     Those of files, data sets and extensions come as ``DistinctDocumentIterator``: only the first of near-duplicates,
-    since documents count as independent. The world's are drawn independently, and unfiltered.
+    over all splits. The world's are drawn independently, and unfiltered.
 
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
@@ -224,7 +242,25 @@ def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: 
     """
     if corpus in world.CORPORA:
         return world.generate_documents(corpus, split, seed)
-    return DistinctDocumentIterator(_raw_documents(corpus, split, seed, data))
+    documents = _raw_documents(corpus, split, seed, data)
+    stamps = tuple(each.stat().st_mtime_ns for each in (Path(corpus), data) if each is not None and each.exists())
+    return DistinctDocumentIterator(documents, partial(_index_earlier_splits, corpus, split, seed, data, stamps))
+
+
+@functools.lru_cache(maxsize=4)  # a run reads a split several times
+def _index_earlier_splits(
+    corpus: str, split: Split, seed: int, data: Path | None, stamps: tuple[int, ...]
+) -> DocumentIndex:
+    """Index of the documents of the splits before ``split``. ``stamps``: times of change of what they are read from."""
+    index = DocumentIndex()
+    for earlier in DEALT[: DEALT.index(split)]:
+        try:
+            documents = _raw_documents(corpus, earlier, seed, data)
+        except (BadArgument, CorpusUnavailable):  # this run cannot read it, so nothing was chosen on it
+            continue
+        for text in islice(documents, COMPARED):
+            index.assign_cluster_and_novelty(text)
+    return index
 
 
 def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:

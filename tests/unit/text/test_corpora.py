@@ -259,7 +259,7 @@ def test_what_is_no_text_is_refused_by_file_and_line(tmp_path, name, data, said)
 
 def test_a_whole_character_in_two_escapes_is_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n' * 4)
-    assert set(iterate_corpus_documents(str(tmp_path / "a.jsonl"), "evaluate")) == {"\U0001f600"}
+    assert set(iterate_corpus_documents(str(tmp_path / "a.jsonl"), "calibrate")) == {"\U0001f600"}
 
 
 def test_a_pipe_is_no_corpus(tmp_path):
@@ -368,7 +368,7 @@ def test_without_the_hub_datasets_are_read_from_the_cache(monkeypatch: pytest.Mo
     assert list(iterate_corpus_documents("wikitext", "evaluate")) == [" = One = \ncached\n"]
     with pytest.raises(CorpusUnavailable, match="not in the cache"):
         iterate_corpus_documents("wikitext", "validate")
-    assert seen == [(False, True, True)] * 2
+    assert set(seen) == {(False, True, True)}
     assert (config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, False)
     assert corpora.is_hub_reachable is corpora.is_hub_reachable
 

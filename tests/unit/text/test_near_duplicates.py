@@ -85,6 +85,30 @@ def test_a_file_that_holds_every_document_several_times_gives_each_once(tmp_path
     assert found.left_out == (times - 1) * len(texts)
 
 
+@pytest.mark.parametrize("kind", ["file", "folder", "hub"])
+def test_a_text_stands_in_one_split_alone(tmp_path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Copies lie anywhere in the corpus; the first split that holds a text keeps it."""
+    texts = [text(seed) for seed in range(40)] * 3
+    random.Random(0).shuffle(texts)
+    lines = [json.dumps({"text": each}) for each in texts]
+    parts = {"file": {"all": lines}, "folder": {"valid": lines[:60], "test": lines[60:]}, "hub": {}}[kind]
+    for name, held in parts.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(held), encoding="utf-8")
+    monkeypatch.setattr(corpora, "stream_hub_documents", lambda corpus, part: iter(texts))
+    corpus = {"file": str(tmp_path / "all.jsonl"), "folder": str(tmp_path), "hub": "pile"}[kind]
+    found = {split: iterate_corpus_documents(corpus, split) for split in corpora.DEALT}
+    read = [each for documents in found.values() for each in documents]
+    assert len(read) == len(set(read)) == 40
+    assert sum(documents.left_out for documents in found.values()) == 80
+
+
+def test_a_split_that_is_not_there_holds_nothing_to_compare(tmp_path) -> None:
+    (tmp_path / "test.jsonl").write_text(json.dumps({"text": ORIGINAL}), encoding="utf-8")
+    assert list(iterate_corpus_documents(str(tmp_path), "evaluate")) == [ORIGINAL]
+    (tmp_path / "valid.jsonl").write_text(json.dumps({"text": ORIGINAL}), encoding="utf-8")
+    assert list(iterate_corpus_documents(str(tmp_path), "evaluate")) == [], "the corpus has changed"
+
+
 def test_a_source_that_repeats_itself_for_ever_ends() -> None:
     found = DistinctDocumentIterator(repeat("the one and only document that there is"))
     assert len(list(found)) == 1
