@@ -56,6 +56,16 @@ class Offers:
     declined: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class NoneOf:
+    """Whether two values are none of the ``excluded`` pairs. Equal ones are equal: arrays are kept by constraints."""
+
+    excluded: frozenset[tuple[str, ...]]
+
+    def __call__(self, *values: str) -> bool:
+        return values not in self.excluded
+
+
 def settle_offers(
     runner: CaseRunner,
     dimensions: Mapping[str, Dimension],
@@ -96,19 +106,11 @@ def settle_offers(
     for name in questions:
         refused = {value for value in values[name] if value != simplest[name] and is_declined({name: value})}
         values[name] = tuple(value for value in values[name] if value not in refused)
-    excluded: set[frozenset[tuple[str, str]]] = set()
+    offered = list[Constraint]()
     for one, other in pairs:
-        for value, beside in product(values[one][1:], values[other][1:]):
-            if is_declined({one: value, other: beside}):
-                excluded.add(frozenset({(one, value), (other, beside)}))
-    offered = tuple(
-        Constraint(
-            (one, other),
-            lambda value, beside, one=one, other=other: frozenset({(one, value), (other, beside)}) not in excluded,
-            "the decoder declines it",
-        )
-        for one, other in pairs
-    )
+        beside = product(values[one][1:], values[other][1:])
+        if excluded := frozenset(each for each in beside if is_declined(dict(zip((one, other), each, strict=True)))):
+            offered.append(Constraint((one, other), NoneOf(excluded), "the decoder declines it"))
     return Offers(values, (*constraints, *offered), declined)
 
 
@@ -171,7 +173,11 @@ def check_covering_cases(
         if len(failed) == MOST_FAILING:
             break
     asked = {pair for case in decoded for pair in iterate_pairs(case)}
+    gaps = sorted(asked - answered)
     rows = _rows_by_dimension(offers.values, asked, answered)
+    tally.live["pairs"] += len(answered)
+    if gaps:
+        tally.live["unanswered_pairs"] += len(gaps)
     with tally:
         if failed:
             complaint_text, tally.sample = _reduce_failure(runner, offers, seed, failed)
@@ -179,7 +185,6 @@ def check_covering_cases(
         if judge_all is not None:
             judge_all()
     finding = tally.to_finding()
-    gaps = sorted(asked - answered)
     if finding.passed and gaps:
         named = "; ".join(" with ".join(f"{name} {value}" for name, value in pair) for pair in gaps[:SHOWN_GAPS])
         reason = next(iter(declined.values()))

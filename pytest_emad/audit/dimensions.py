@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations
+from functools import cache, partial
+from itertools import combinations, product
 
 import numpy as np
 from covertable import make, sorters
@@ -42,6 +42,8 @@ class Constraint:
 
 
 SIMPLEST_WEIGHT = 1.5  # how much more often the simplest value of a dimension is drawn than each other
+COSTLY_WEIGHTS = {("rows", "17"): 0.7, ("rows", "33"): 0.4}  # values that are drawn less often
+FEW_ROWS, FEW_TOKENS = 9, 8  # many of both at once are asked for plainly
 ANY_PLACE = ("strided", "equal", "prefix", "across a block")  # kinds of prompts of any length
 FULL_PROMPTS = ("window − 1", "window")
 
@@ -112,6 +114,7 @@ _ADMISSIBLE = {
     "copying": ("none", "ceiling", "above"),
 }
 _COUNTED = ("65th session", "257th request")  # neighbours of which there are many
+_COUNTED_AT = ("full", "probing", "deferred")  # points under which many are held
 
 _SHARED_CONSTRAINTS = (
     Constraint(
@@ -130,6 +133,11 @@ _SHARED_CONSTRAINTS = (
         "what a decoder counts does not depend on the length of the prompt that follows",
     ),
     Constraint(
+        ("neighbours", "point"),
+        lambda neighbours, point: neighbours not in _COUNTED or point in _COUNTED_AT,
+        "what a decoder counts depends on the states that it holds, not on the rule",
+    ),
+    Constraint(
         ("point", "ceiling"),
         lambda point, ceiling: {"full": ceiling == "L", "truncated": ceiling == "below"}.get(point, True),
         "full depth with a lower ceiling is truncation",
@@ -140,6 +148,11 @@ _SHARED_CONSTRAINTS = (
             (place == "window's end") if prompt in FULL_PROMPTS else prompt in ANY_PLACE or place == "start"
         ),
         "a short prompt begins the window, a full one ends it",
+    ),
+    Constraint(
+        ("rows", "new", "neighbours"),
+        lambda rows, new, neighbours: int(rows) <= FEW_ROWS or int(new) <= FEW_TOKENS or neighbours == "none",
+        "many rows with many tokens cost more than they show",
     ),
     Constraint(
         ("prompt", "rows"),
@@ -154,6 +167,13 @@ REQUEST_CONSTRAINTS: tuple[Constraint, ...] = (
         ("prompt", "new"),
         lambda prompt, new: prompt not in FULL_PROMPTS or new == "1",
         "a full window has room for one",
+    ),
+    Constraint(
+        ("rows", "new", "stops", "seed"),
+        lambda rows, new, stops, seed: (
+            int(rows) <= FEW_ROWS or int(new) <= FEW_TOKENS or (stops in ("none", "one") and seed == "equal")
+        ),
+        "many rows with many tokens cost more than they show",
     ),
     Constraint(
         ("temperature", "seed"),
@@ -206,9 +226,8 @@ def make_covering_cases(
     Values that no pair needs are drawn, the rarest first: then many triples occur, too. ``covertable`` leaves the first
     value of the dimension there.
     """
-    limits = [{"operator": "fn", "requires": list(one.fields), "evaluate": _evaluator(one)} for one in constraints]
-    factors = {name: list(each) for name, each in values.items()}
-    cases = list(make(factors, strength=strength, sorter=sorters.hash, salt=str(seed), constraints=limits))
+    held = tuple((name, tuple(each)) for name, each in values.items())
+    cases = [dict(case) for case in _make_array(held, tuple(constraints), seed, strength)]
     _draw_free_values(cases, values, constraints, np.random.default_rng(seed), strength)
     return cases
 
@@ -228,7 +247,8 @@ def _draw_free_values(
         return [group for group in combinations(sorted(case.items()), strength) if (name, case[name]) in group]
 
     def share(name: str, value: str) -> float:
-        return held[name, value] / (SIMPLEST_WEIGHT if value == values[name][0] else 1)
+        simplest = SIMPLEST_WEIGHT if value == values[name][0] else 1
+        return held[name, value] / COSTLY_WEIGHTS.get((name, value), simplest)
 
     for at in rng.permutation(len(cases)).tolist():
         for name in rng.permutation(list(values)).tolist():
@@ -245,8 +265,24 @@ def _draw_free_values(
             held[name, cases[at][name]] += 1
 
 
-def _evaluator(constraint: Constraint) -> Callable[[Mapping[str, str]], bool]:
-    return lambda row: bool(constraint.holds(*(row[field] for field in constraint.fields)))
+@cache  # a run asks for one array, tests ask for the same one many times
+def _make_array(
+    values: tuple[tuple[str, tuple[str, ...]], ...], constraints: tuple[Constraint, ...], seed: int, strength: int
+) -> list[dict[str, str]]:
+    """The array of ``covertable``, which is asked with numbers of dimensions: it takes names apart at each look."""
+    names = [name for name, _ in values]
+    limits = []
+    for one in constraints:
+        at = [names.index(name) for name in one.fields]
+        held = {group: bool(one.holds(*group)) for group in product(*(values[place][1] for place in at))}
+        limits.append({"operator": "fn", "requires": at, "evaluate": _lookup(held, at)})
+    factors = {number: list(each) for number, (_, each) in enumerate(values)}
+    cases = make(factors, strength=strength, sorter=sorters.hash, salt=str(seed), constraints=limits)
+    return [{name: case[number] for number, name in enumerate(names)} for case in cases]
+
+
+def _lookup(held: Mapping[tuple[str, ...], bool], at: Sequence[int]) -> Callable[[Mapping[int, str]], bool]:
+    return lambda row: held[tuple(row[place] for place in at)]
 
 
 def is_possible(case: Case, constraints: Sequence[Constraint]) -> bool:

@@ -47,13 +47,14 @@ EARLIER_REQUESTS, EARLIER_SESSIONS = 256, 64
 NEIGHBOURS = {  # steps in words
     "session": "open another session, which is fed in between",
     "65th session": f"open {EARLIER_SESSIONS} other sessions",
-    "257th request": f"send {EARLIER_REQUESTS} requests for one token",
+    "257th request": f"send requests for one token until {EARLIER_REQUESTS} are answered",
     "decoder": "open another decoder, which answers in between",
     "closed": "open and close other decoders in between",
     "raised": "send requests that raise, also in between",
 }
 BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
+ENDED_ROWS = 3  # rows that are also asked for without the case's stop set
 STOPS = 21  # ids of the largest stop set
 ID_BITS = (8, 16)  # bits of an id stored in one byte or two
 KEPT_LOGITS = 2**27  # of sampled rows, held at once
@@ -328,16 +329,17 @@ class RequestCases:
     def _choose_stops(
         self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, rng: np.random.Generator
     ) -> tuple[frozenset[int], list[list[int]]]:
-        """The case's stop set, chosen by the tokens that the same request emits without one, and these by row."""
+        """The case's stop set, and the tokens that choose it: those of the first rows without one."""
         kind = history.case["stops"]
         if kind == "none":
             return NO_STOP, []
-        emitted = [tokens.tolist() for tokens in self._ask(history, by, prompts, new, NO_STOP).emitted]
+        few = prompts[:ENDED_ROWS]
+        emitted = [tokens.tolist() for tokens in self._ask(history, by, few, new, NO_STOP).emitted]
         everything = {token for tokens in emitted for token in tokens}
         row = emitted[int(rng.integers(len(emitted)))]
         ending = row[int(rng.integers(len(row)))]
         if kind == "in the prompt":
-            idle = sorted({token for prompt in prompts for token in prompt.tokens.tolist()} - everything)
+            idle = sorted({token for prompt in few for token in prompt.tokens.tolist()} - everything)
             return frozenset(idle[:2] or [ending]), emitted
         if kind == "21":
             others = [token for token in range(self.bench.vocabulary) if token not in everything]
@@ -349,7 +351,7 @@ class RequestCases:
         return frozenset([row[0] if kind == "first" else ending]), emitted
 
     def _compare_ended_rows(self, history: History, emitted: Sequence[Sequence[int]]) -> None:
-        """Rows of the last request must draw the tokens ``emitted`` without a stop set, up to their ends."""
+        """The first rows of the last request must draw the tokens ``emitted`` without a stop set, up to their ends."""
         answer = history.answers[-1]
         request = answer.request
         for row, (prompt, found, whole) in enumerate(
@@ -402,13 +404,15 @@ class RequestCases:
         """
         call = history.case["call"]
         if call == "generate":
+            # row 0 alone is the first: other seeds and stop sets are compared with all rows of the last request
+            overwritten = history.case["arrays"] == "overwritten"
+            singles = [
+                self._ask(history, by, prompts[:1], new, stop) for _ in range((len(prompts) > 1) + overwritten)
+            ]  # twice, where a kept answer may have been overwritten
             record = self._ask(history, by, prompts, new, stop, judges_draws=True)
-            if history.case["arrays"] == "overwritten":
-                self._ask(history, by, prompts, new, stop)
-            if len(prompts) > 1:
-                single = self._ask(history, by, prompts[:1], new, stop)
+            for single in singles:
                 tokens = [each.emitted[0].tolist() for each in (record, single)]
-                history.same.append(SameTokens("row 0, in a batch", by, prompts[0], *tokens))
+                history.same.append(SameTokens("row 0, beside others or later", by, prompts[0], *tokens))
             return
         method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]
         send = getattr(by.decoder, method, None)
@@ -418,7 +422,7 @@ class RequestCases:
             prompts = [*prompts, *prompts]
         # a stream's rows draw as those of one request
         requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
-        separate = [self._ask(history, by, *request) for request in requests]
+        separate = [self._ask(history, by, *request, judges_draws=call == "stream") for request in requests]
         history.add_request(by, call, prompts, new, stop)
         sent = [(make_sent_prompts(history.case, rows), limit, ends) for rows, limit, ends in requests]
         if call == "stream":
@@ -451,7 +455,8 @@ class RequestCases:
         before = [tokens.tolist() for tokens in first.record.emitted]
 
         def ask(seed: int) -> list[list[int]]:
-            record = self._ask(history, opened(seed), first.prompts, first.max_new, first.stop)
+            sent, draws_anew = opened(seed), seed != by.seed
+            record = self._ask(history, sent, first.prompts, first.max_new, first.stop, judges_draws=draws_anew)
             return [tokens.tolist() for tokens in record.emitted]
 
         if kind in ("apart", "between"):
@@ -705,7 +710,8 @@ def make_neighbours(
         history.steps.append(NEIGHBOURS[kind])
     with ExitStack() as stack, passing:
         if kind == "257th request":
-            for _ in range(EARLIER_REQUESTS):
+            # all decoders of a server share what it counts
+            for _ in range(EARLIER_REQUESTS - getattr(decoder, "answered_by_server", 0)):
                 decoder.generate([draw_prompt(1)], 1, NO_STOP)
         elif kind in ("session", "65th session"):
             judge = bench.make_judge(tally, decoder, by.point)

@@ -14,6 +14,7 @@ import numpy as np
 
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session
 from emad_ref.record import Ints
+from emad_ref.schedule.schedules import SCHEDULES
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.reference_logits import is_tied
@@ -33,6 +34,7 @@ from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
 AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has room
 SHORTEST_ROLLBACK, LONGEST_ROLLBACK = 1, 8
 LONG_ROLLBACK = 17
+FED_TEXT = 1 / 2  # share of sessions that are fed text, others random tokens
 FED_PADDING = 1 / 16  # share of fed tokens with the usual id of padding
 FORCED = ("falling", "ceiling")  # values of ``depths`` that the session obeys
 LEFT_TO_THE_RULE = 1 / 4  # share of the feeds of a session with forced depths
@@ -72,8 +74,11 @@ class SessionScript:
             self._refuse(transcript, history, rng, "above", window)
         act()
         if case["drop"] != "none":
-            count = int(rng.integers(1, len(transcript.rows))) if case["drop"] == "some" else 0
-            gone = rng.permutation(len(transcript.rows))[:count].tolist()
+            rows = len(transcript.rows)
+            count = int(rng.integers(1, rows)) if case["drop"] == "some" else 0
+            gone = rng.permutation(rows)[:count].tolist()
+            if min(gone, default=0) == rows - count:  # the last ones: no row that stays gets another number
+                gone = list(range(count))
             history.steps.append(f"drop rows {gone}")
             transcript.drop(*gone)
         self._feed(transcript, history, self.tokens[transcript.rows, middle:], rng)
@@ -174,7 +179,7 @@ class SessionScript:
         transcript.stage = f"step {len(history.steps)}"
         for first in range(0, tokens.shape[1], width):
             fed = self._sent(tokens[:, first : first + width])
-            depth = self._depths(transcript.session.cap, fed.shape[1], rng)
+            depth = self._depths(transcript.point.schedule, transcript.session.cap, fed.shape[1], rng)
             depth = None if depth is None else self._sent(depth)
             last = {"all": None, "last": 1, "none": 0}[shown]
             transcript.feed(fed, depth, last)
@@ -189,13 +194,14 @@ class SessionScript:
         apart: Ints = np.stack([array, array[::-1, ::-1]], axis=-1).reshape(len(array), -1)[:, ::2]
         return apart
 
-    def _depths(self, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
+    def _depths(self, schedule: str, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
         kind = self.case["depths"]
         if kind not in FORCED or rng.random() < LEFT_TO_THE_RULE:
             return None
         if kind == "ceiling":
             return np.repeat(cap[:, None], n, axis=1)
-        falls = rng.random((len(cap), n)) < 1 / 8  # slowly, so that several depths are held for some tokens
+        # slowly where depth never rises again, so that several depths are held for some tokens
+        falls = rng.random((len(cap), n)) < (1 / 8 if SCHEDULES[schedule].never_rises else 1 / 2)
         return np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
 
 
@@ -215,6 +221,8 @@ class SessionCases:
         new, rows = int(case["new"]), int(case["rows"])
         prompts = self.bench.draw_prompts(case, rng, new)
         tokens = rng.integers(0, self.bench.vocabulary, (rows, new))
+        if new and rng.random() < FED_TEXT:  # where the rule lets tokens exit that no depth is forced for
+            tokens = np.stack(self.bench.draw_texts(rng, [new] * rows))
         tokens[rng.random(tokens.shape) < FED_PADDING] = 0
         after = rng.integers(0, self.bench.vocabulary, (4, rows, AFTER))
         return SessionScript(case, prompts, tokens, after, self._widest, int(rng.integers(2**32)))

@@ -766,6 +766,11 @@ class EngineDecoder(TokenDecoder):
         self._client, self._vocabulary = client, vocabulary
         self.capabilities = replace(self.capabilities, logit_noise=noise)
 
+    @property
+    def answered_by_server(self) -> int:
+        """Requests that the server has answered in this run, to all decoders."""
+        return self._client.counts.answered
+
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
         """Raises Unsupported, DecoderFailed."""
         rows = [np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts]

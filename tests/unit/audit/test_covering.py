@@ -53,6 +53,7 @@ def test_an_honest_decoder_answers_every_pair() -> None:
     assert result.finding.passed
     assert [row["dimension"] for row in result.rows] == list(TABLE)
     assert all(row["pairs asked"] == row["pairs answered"] > 0 for row in result.rows)
+    assert result.finding.live == {"pairs": 3 * 3 + 3 * 2 + 3 * 2}
 
 
 def test_a_defect_of_two_values_is_found_and_reduced_to_them() -> None:
@@ -98,6 +99,7 @@ def test_a_pair_that_was_never_answered_is_a_gap() -> None:
     assert finding.passed is None
     assert "never answered" in finding.detail
     assert "call stream with rows 2" in finding.detail
+    assert finding.live["unanswered_pairs"] == 2
 
 
 def test_a_decoder_that_declines_the_simplest_case_declines_all() -> None:
