@@ -6,6 +6,7 @@ promises. A tier includes the tests and the promise of every tier in ``includes`
 
 A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds up the decoder's answers in them:
 
+    pairs            of values of the dimensions of requests and sessions (``audit.dimensions``)
     positions        new tokens of ``generate``, each compared with the lens
     prompt_lengths   different lengths of prompts, the shortest a single token
     window_ends      rows that end within the last positions of the model's window
@@ -19,6 +20,8 @@ A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds 
     log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
     session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
     forced_positions tokens fed to sessions at a depth chosen by the judge
+
+An undecided audit of pairs also counts ``unanswered_pairs``, with which a report is no proof.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ from pytest_emad.report.provenance import (
 from pytest_emad.report.schema import Report
 
 STATED_CLAIM = "ENG-7"  # decides a decoder's statement of its own rule
+UNANSWERED_PAIRS = "unanswered_pairs"
 PROMPT_LENGTHS = "prompt_lengths"  # the only list among the counts
 MAXIMA = ("rows_together",)  # counts with a maximum; others are added up
 

@@ -20,7 +20,7 @@ from typing import Any
 from pytest_emad.report.deselection import is_in_selection
 from pytest_emad.report.gaps import find_gaps, format_gaps, is_waived, wrong_decoder_message
 from pytest_emad.report.schema import Report
-from pytest_emad.report.tiers import find_tier_shortfalls
+from pytest_emad.report.tiers import UNANSWERED_PAIRS, find_tier_shortfalls
 from pytest_emad.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
@@ -210,6 +210,9 @@ def find_proof_shortfalls(
     for entry in report["tests"]:
         if entry["outcome"] in ("failed", "error"):
             yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
+    for audit in report["audits"]:
+        if audit["passed"] is None and audit.get("live", {}).get(UNANSWERED_PAIRS):
+            yield f"{audit['test']}: {audit['detail']}"
     yield from (sentence for sentence in find_contradictions(report) if sentence not in run["failures"])
     if decoder is not None and (judged := wrong_decoder_message(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"

@@ -23,6 +23,7 @@ from emad_ref.protocol import GenerateArguments, Prompt, TokenArrivals
 from emad_ref.record import Ints, Record
 from emad_ref.schedule.schedules import TokenDepthCap
 from emad_ref.signals import SIGNALS
+from tests.mutants.cache_defects import OF_PAIRS, PAIRS
 from tests.mutants.decision_defects import exit_rows_together
 from tests.mutants.mutant import (
     Mutant,
@@ -35,26 +36,15 @@ from tests.mutants.mutant import (
 )
 from tests.mutants.request_defects import NO_STOP, leaked_items, zero_row_kv
 
-PAIRS = "invariants/test_pairs.py::test_every_pair_of_values_is_asked_and_answered"
-POSITION = r"row \d+, position \d+, depth \d+.*: "
-# wrong tokens or depths, by the lens, by another answer, or by the record itself
-TOKENS = (
-    rf"{POSITION}|other tokens than|a second decoder under seed|those of both are the same|the record's kept tokens"
-)
-ENDED = r"row \d+: \d+ tokens and '(length|stop token)', but max_new"
-NUMBERS = r"are not drawn anew"  # random numbers that are used again
-DRAWN = r"not drawn from softmax|decodes greedily|drawn anew"
-SEEDS = r"seeds \d+ and \d+ drew the same"
-
 
 def serve(**parts: Any) -> MutantFactory:
     """A decoder that also streams, with parts overridden as in ``mutate``."""
     return mutate(base=ServingDecoder, **parts)
 
 
-def make_pair_mutants(case: str, says: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
-    """Mutants that cases of ``case`` must catch in the same words: (name, does, make) of each."""
-    return tuple(Mutant(f"pair-{name}", "pairs", does, make, PAIRS, says, case) for name, does, make in rows)
+def make_pair_mutants(case: str, *rows: tuple[str, str, MutantFactory]) -> tuple[Mutant, ...]:
+    """Mutants that cases of ``case`` must catch: (name, does, make) of each."""
+    return tuple(Mutant(f"pair-{name}", "pairs", does, make, PAIRS, OF_PAIRS, case) for name, does, make in rows)
 
 
 # ---------------------------------------------------------------- streams and requests at once
@@ -500,6 +490,12 @@ def draw_by_place_beyond_eight(pick: Any, sampler: Any, logits: Tensor, rows: li
     return picked
 
 
+def seed_first_row_alone(original: Any, sampler: Any, rows: int, temperature: float = 0.0, seed: int = 0) -> None:
+    original(rows, temperature, seed)
+    for generator in sampler._generators[1:]:
+        generator.seed()
+
+
 def begin_greedily_beyond_eight(pick: Any, sampler: Any, logits: Tensor, rows: list[int]) -> Tensor:
     """The first token of each of more than eight rows is the likeliest one."""
     seen = vars(sampler).setdefault("seen", set())
@@ -511,7 +507,7 @@ def begin_greedily_beyond_eight(pick: Any, sampler: Any, logits: Tensor, rows: l
 UNCOUNTED = declare_capabilities(counted=False)
 
 MUTANTS = (
-    *make_pair_mutants("requests", TOKENS,
+    *make_pair_mutants("requests",
         ("stream-at-full-depth", "a stream runs at full depth, whatever the point",
          serve(token_arrivals=stream_at_full_depth)),
         ("stream-of-33", "the 33rd token of a stream repeats the one before it", change_streams(repeat_33rd_token)),
@@ -548,16 +544,14 @@ MUTANTS = (
         ("fills-of-first-row", "entries above an exit are those of the first row's state",
          serve(stepper=make_stepper_override(write_kv=fill_states_of_first_row))),
         ("noise-by-place", "more than eight rows draw by their place among those left",
-         serve(sampler={"pick_next_tokens": draw_by_place_beyond_eight}))),
-    *make_pair_mutants("requests", rf"{TOKENS}|caps? \[|MissingEntryError",
+         serve(sampler={"pick_next_tokens": draw_by_place_beyond_eight})),
         ("lowest-cap-of-nine", "more than eight rows have the lowest cap of all",
          serve(session={"_admissions": take_lowest_cap_of_nine})),
         ("caps-of-128", "caps are kept for 128 positions", serve(session={"_admissions": forget_caps_beyond(128)})),
         ("aborted-cap", "a request that was left half-way lowers the first cap of the next",
          keep_cap_of_aborted_request()),
         ("newest-decoder's-point", "decoders of one process decode at the point of the newest",
-         use_newest_of_process("_forward", "_open"))),
-    *make_pair_mutants("requests", rf"{ENDED}|{TOKENS}",
+         use_newest_of_process("_forward", "_open")),
         ("stops-of-16", "a stop set keeps its 16 smallest ids",
          change_limits(lambda new, stop: (new, frozenset(sorted(stop)[:16])))),
         ("stops-of-16-largest", "a stop set keeps its 16 largest ids",
@@ -573,13 +567,13 @@ MUTANTS = (
          serve(generate_at_once=answer_fifth_as_first)),
         ("request-257", "requests are numbered in one byte", serve(generate=limit_257th_as_first)),
         ("answers-without-stops", "an answer is kept for its prompts, whatever the stop set",
-         remember_answers(lambda decoder, stop: ()))),
-    *make_pair_mutants("requests", rf"{SEEDS}|a second decoder under seed",
+         remember_answers(lambda decoder, stop: ())),
         ("seeds-of-16-bits", "seeds are folded to 16 bits", change_seed(lambda t, seed: (t, seed % 2**16))),
+        ("seed-of-first-row", "rows after the first draw by the computer's own entropy",
+         serve(sampler={"__init__": seed_first_row_alone})),
         ("seeds-of-float32", "seeds are kept as float32", change_seed(lambda t, seed: (t, int(np.float32(seed))))),
         ("answers-without-seeds", "an answer is kept for its prompts, whatever the seed",
-         remember_answers(lambda decoder, stop: (stop, decoder.point.name, decoder.temperature), of_process=True))),
-    *make_pair_mutants("requests", rf"{DRAWN}|{SEEDS}|{TOKENS}",
+         remember_answers(lambda decoder, stop: (stop, decoder.point.name, decoder.temperature), of_process=True)),
         ("temperature-of-one", "a temperature of exactly 1 is greedy",
          change_seed(lambda t, seed: (0.0 if t == 1 else t, seed))),
         ("temperatures-above-1.5", "temperatures above 1.5 are 1.5", change_seed(lambda t, seed: (min(t, 1.5), seed))),
@@ -590,21 +584,18 @@ MUTANTS = (
         ("begins-greedily", "the first token of each of more than eight rows is the likeliest",
          serve(sampler={"pick_next_tokens": begin_greedily_beyond_eight})),
         ("equal-prompts-once", "rows with equal prompts are decoded once",
-         serve(generate=answer_equal_prompts_once, prepare=UNCOUNTED))),
-    *make_pair_mutants("requests", NUMBERS,
+         serve(generate=answer_equal_prompts_once, prepare=UNCOUNTED)),
         ("noise-of-24", "a row's random numbers repeat after 24 steps", restart_numbers(24)),
         ("noise-of-24-inverted", "so do those of a decoder that inverts the distribution",
          invert_distribution(lambda seed, row, step: (seed, row, step % 24))),
         ("noise-of-16-rows", "row 16 draws by the numbers of row 0",
          serve(sampler={"__init__": share_numbers_of_rows(16)})),
         ("noise-of-16-rows-inverted", "so does that of a decoder that inverts the distribution",
-         invert_distribution(lambda seed, row, step: (seed, row % 16, step)))),
-    *make_pair_mutants("requests", r"memory is used again|record's kept tokens|but max_new=\d+ and the stop",
+         invert_distribution(lambda seed, row, step: (seed, row % 16, step))),
         ("emitted-in-one-buffer", "the tokens of every request are written into one buffer",
          serve(generate=return_arrays_of_one_buffer)),
         ("answers-by-reference", "an answer is kept in the arrays that the caller got",
-         remember_answers(lambda decoder, stop: (stop,)))),
-    *make_pair_mutants("requests", r"other session \d+, row \d+, position \d+",
+         remember_answers(lambda decoder, stop: (stop,))),
         ("request-empties-sessions", "a request takes the buffers of open sessions",
          serve(generate=empty_open_sessions, start=remember_sessions))),
 )  # fmt: skip

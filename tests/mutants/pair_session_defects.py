@@ -18,7 +18,6 @@ from emad_ref.schedule.schedules import ExitFlow, TokenDepthCap
 from tests.mutants.cache_defects import FIELDS, UNCHECKED, Write, Written
 from tests.mutants.mutant import Mutant, MutantFactory, Overrides, ServingDecoder, make_stepper_override, mutate
 from tests.mutants.pair_defects import (
-    POSITION,
     bin_all_rows_as_first,
     change_prompts,
     fill_states_of_first_row,
@@ -32,7 +31,6 @@ from tests.mutants.pair_defects import (
 )
 from tests.mutants.request_defects import leaked_items, shared_buffer_overrides, zero_row_kv
 
-LENGTHS_AND_CAPS = r"(length|cap) \[|depth must not rise|admissible depth .* refused|the rule gives depth"
 PAGE = 16  # positions
 
 
@@ -422,15 +420,14 @@ def keep_remembered_layers_in_place(decoder: Any) -> None:
 
 
 MUTANTS = (
-    *make_pair_mutants("sessions", r"accepted under cap",
+    *make_pair_mutants("sessions",
         ("depths-of-first-column", "a forced depth that rises within one feed is accepted",
          serve(session={"_checked_depth": check_first_column}, cache=UNCHECKED)),
         ("depths-of-two-columns", "a forced depth that rises after the second token is accepted",
          serve(session={"_checked_depth": check_first_two_columns}, cache=UNCHECKED)),
         ("depths-of-first-row", "forced depths of other rows than the first are not checked",
          serve(session={"_checked_depth": check_first_row}, cache=UNCHECKED)),
-        ("depths-of-zero", "a forced depth of 0 is accepted", serve(session={"_checked_depth": check_upper_bound}))),
-    *make_pair_mutants("sessions", rf"{POSITION}|accepted under cap",
+        ("depths-of-zero", "a forced depth of 0 is accepted", serve(session={"_checked_depth": check_upper_bound})),
         ("depths-as-first-row's", "all rows run to the first row's forced depths",
          serve(session=change_forced_depths(lambda depth: np.minimum(depth, depth[:1])))),
         ("depths-as-last-token's", "all tokens of a feed run to the last one's forced depth",
@@ -482,8 +479,7 @@ MUTANTS = (
          serve(stepper=make_stepper_override(write_kv=fill_states_of_first_row))),
         ("session-bin-of-first-row", "a batch takes the bin of its first row", serve(prepare=bin_all_rows_as_first)),
         ("session-far-exits", "exits are read 0.3 too high from position 96 on, in batches of three and more",
-         serve(prepare=shift_far_exits_of_batches))),
-    *make_pair_mutants("sessions", LENGTHS_AND_CAPS,
+         serve(prepare=shift_far_exits_of_batches)),
         ("caps-of-16", "caps of the last 16 positions are kept",
          serve(session={"rollback": keep_sixteen_caps, "_admissions": admit_all_layers_where_lost}, cache=UNCHECKED)),
         ("ceiling-forgotten", "a rollback into the prompt forgets the ceiling",
@@ -504,8 +500,7 @@ MUTANTS = (
         ("depths-by-reference", "forced depths are kept in the caller's array",
          serve(session={"feed": keep_forced_depths_by_reference})),
         ("lengths-by-reference", "the lengths of a rollback are kept in the caller's array",
-         serve(session={"rollback": keep_lengths_by_reference, "length": report_kept_length}))),
-    *make_pair_mutants("sessions", rf"{POSITION}|{LENGTHS_AND_CAPS}|step\.signal has shape",
+         serve(session={"rollback": keep_lengths_by_reference, "length": report_kept_length})),
         ("session-at-newest-point", "decoders of one process decode at the point of the newest",
          use_newest_of_process("_forward", "_open"))),
     Mutant("batch-remembers-in-place", "pairs", "layers that a probe remembers stay in place where rows stop",

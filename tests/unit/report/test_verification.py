@@ -87,6 +87,7 @@ def test_a_premise_or_an_extra_that_is_absent_is_no_fault(tmp_path, capsys):
     assert verified(tmp_path, capsys, whole(tests=less, deselected=[above]))[0] == 0
 
 
+PAIRS = "suites/invariants/test_pairs.py::test_every_pair_of_values_is_asked_and_answered"
 RUN, DECODER = whole()["run"], whole()["decoder"]
 LESS = [passed(name) for name in SHIPPED if name != INVARIANT]
 OURS = DECODER["providers"][0] | {"plugin": "emad-walked", "name": "reference (ours)", "foreign": False}
@@ -103,6 +104,10 @@ FAULTY = [
         f"{INVARIANT}: the decoder declined (no): m",
     ),
     (with_test(INVARIANT, outcome="not reported"), f"{INVARIANT}: collected, but never run: m"),
+    (
+        whole(audits=[*whole()["audits"], audit(f"{PAIRS}[m]", passed=None, live={"unanswered_pairs": 2})]),
+        f"{PAIRS}[m]: as seen",
+    ),
     (whole(tests=LESS), f"{INVARIANT}: no test of it was collected"),
     (
         whole(deselected=[{"nodeid": f"{INVARIANT}[n]", "shipped": INVARIANT, "why": "deselected"}]),
