@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emad_ref.point import ScheduleName
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Session
 from emad_ref.record import Ints
 from emad_ref.schedule.schedules import SCHEDULES
@@ -194,7 +195,7 @@ class SessionScript:
         apart: Ints = np.stack([array, array[::-1, ::-1]], axis=-1).reshape(len(array), -1)[:, ::2]
         return apart
 
-    def _depths(self, schedule: str, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
+    def _depths(self, schedule: ScheduleName, cap: Ints, n: int, rng: np.random.Generator) -> Ints | None:
         kind = self.case["depths"]
         if kind not in FORCED or rng.random() < LEFT_TO_THE_RULE:
             return None
@@ -202,7 +203,8 @@ class SessionScript:
             return np.repeat(cap[:, None], n, axis=1)
         # slowly where depth never rises again, so that several depths are held for some tokens
         falls = rng.random((len(cap), n)) < (1 / 8 if SCHEDULES[schedule].never_rises else 1 / 2)
-        return np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
+        depth: Ints = np.maximum(1, cap[:, None] - np.cumsum(falls, axis=1))
+        return depth
 
 
 def _tokens_by_layer(session: Session) -> list[int]:
