@@ -60,8 +60,7 @@ class ReplayResult:
 class TraceReplayer:
     """Replays a trace laid out as grids [longest, sequences]: each rule and running minimum is one call for all rows.
 
-    ``schedule.schedules.monotone_depths_from_signal`` is the plain form of this computation under ``monotone``; a law
-    compares both.
+    Under ``monotone`` depths equal the running minimum of first fires, sequence by sequence; a law compares both.
     """
 
     def __init__(self, trace: Trace):
@@ -161,9 +160,9 @@ def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
 
 def iterate_point_replays(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[ReplayResult]:
     """Replays of many points over one trace; the layout is computed once."""
-    ladder = TraceReplayer(trace)
+    replayer = TraceReplayer(trace)
     for point in points:
-        yield ladder.replay(point)
+        yield replayer.replay(point)
 
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
@@ -177,16 +176,6 @@ def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
 def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
     """[tokens] top-1 token of a full head at each position's depth."""
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
-
-
-def decode_and_prompt_work(
-    trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0
-) -> tuple[Work, Work]:
-    """(decode, prompt) Work of decoding every sequence alone, token by token, at ``depth`` [tokens].
-
-    The prompt before the last position is one forward at the ceiling: n positions against n keys each.
-    """
-    return compute_decode_work(trace, depth, point, macs_per_row), compute_prompt_work(trace.prompts, point)
 
 
 def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:

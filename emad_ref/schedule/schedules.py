@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import first_firing_probe
 from emad_ref.models.kv_cache import KVCache, RunningRows
 from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
@@ -307,14 +306,6 @@ FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
 
 
 # ---------------------------------------------------------------- monotone and positional: depth never rises
-
-
-def monotone_depths_from_signal(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
-    """Depths [n] of one sequence under ``monotone``, in its plain form: the running minimum of first fires.
-
-    ``signal`` [n, probes] complete (NaN never fires); ``thresholds`` [probes] or [n, probes].
-    """
-    return np.minimum.accumulate(first_firing_probe(signal <= thresholds, probes, ceiling))
 
 
 def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:

@@ -226,7 +226,7 @@ def decide_at_first_layer(point: OperatingPoint) -> OperatingPoint:
 
 def use_entropy(point: OperatingPoint) -> OperatingPoint:
     row = (0.0,) * len(point.probes)
-    return replace(point, signal="entropy_nats", confidence=None, decay=None, thresholds=(row,))
+    return replace(point, signal="entropy_nats", confidence=None, decay=None, decay_form="free", thresholds=(row,))
 
 
 FULL_READOUT = make_field_change(estimator=EntropyEstimator())
@@ -328,6 +328,9 @@ VARIANTS: dict[str, PointVariantSpec] = {
     "thresholds that fall": PointVariantSpec(
         ("decay",), plain_point_factory(signal="top2_gap", decay=(8.0, 8.0)),
          (make_field_change(decay=None), make_field_change(decay=(8.0, 800.0)))),
+    "thresholds that fall by CALM's form": PointVariantSpec(
+        ("decay", "decay_form"), plain_point_factory(signal="top2_gap", decay=(8.0, 80.0), decay_form="calm"),
+         (make_field_change(decay=None, decay_form="free"), make_field_change(decay_form="free"))),
 }  # fmt: skip
 
 

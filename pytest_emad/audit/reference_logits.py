@@ -364,7 +364,8 @@ def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
     thresholds: Floats = np.array(point.thresholds, dtype=np.float64)[rows]
     if point.decay is not None:
         rate, longest = point.decay
-        thresholds = thresholds * (0.9 + 0.1 * np.exp(-rate * np.arange(len(rows)) / longest))[:, None]
+        left = 0.1 * np.exp(-rate * np.arange(len(rows)) / longest)[:, None]
+        thresholds = 0.9 * thresholds + left if point.decay_form == "calm" else thresholds * (0.9 + left)
     return thresholds
 
 

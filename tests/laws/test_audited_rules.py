@@ -143,9 +143,12 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "agreement": agreeing,
     "agreement through a tuned lens": lambda: agreeing(lens=tuned()),
     "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
+    "falling by CALM's form": lambda: replace(
+        sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0), decay_form="calm"
+    ),
 }
 CHECKS = ("decisions", "generation", "bridge")
-ALIKE = {"jsd decaying alpha", "jsd as the code", "decaying", "jsd fixed", "between probes, rising"}
+ALIKE = {"jsd decaying alpha", "jsd rescaled", "decaying", "jsd fixed", "between probes, rising"}
 KINDS = [name for name in POINTS if name not in ALIKE]  # for defects of all rules, one per way of reading is enough
 
 

@@ -21,17 +21,17 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.point import DECAY_FORMS, OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
 from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
-    decode_and_prompt_work,
     iterate_point_replays,
     replay,
 )
 from tests.laws.test_confidence import RULES as EVERY_RULE
+from tests.plain_forms import decode_and_prompt_work
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
@@ -134,8 +134,8 @@ def test_replay_of_drawn_thresholds_is_decoding_under_them(data: st.DataObject) 
     levels = st.one_of(st.just(math.inf), st.floats(0, 1, width=32))
     point = RULES[named]
     row = tuple(math.inf if old == math.inf else data.draw(levels) for old in point.thresholds[0])
-    decay = data.draw(st.sampled_from([None, (20.0, 40.0)]))
-    require_equal("gpt_neox", trace_of("gpt_neox"), replace(point, thresholds=(row,), schedule=schedule, decay=decay))
+    falls = data.draw(st.sampled_from([{}, *({"decay": (20.0, 40.0), "decay_form": form} for form in DECAY_FORMS)]))
+    require_equal("gpt_neox", trace_of("gpt_neox"), replace(point, thresholds=(row,), schedule=schedule, **falls))
 
 
 @pytest.mark.parametrize("name", ["fixed", "decaying", "jsd fixed"])

@@ -21,12 +21,11 @@ from emad_ref.record import DECODE
 from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
-    decode_and_prompt_work,
     replay,
     top1_tokens_at_depth,
 )
-from emad_ref.schedule import schedules
 from emad_ref.signals import LAYERWISE
+from tests.plain_forms import decode_and_prompt_work, monotone_depths_from_signal
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
 TOPK = EntropyEstimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
@@ -240,9 +239,7 @@ def test_grid_of_all_sequences_is_the_plain_recursion_in_each(trace, quantile):
     probes = np.array(point.probes, dtype=np.int64)
     thresholds = np.array(point.thresholds[0], dtype=np.float32)
     plain = [
-        schedules.monotone_depths_from_signal(
-            trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling
-        )
+        monotone_depths_from_signal(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
         for start, end in pairwise(trace.starts)
     ]
     assert np.concatenate(plain).tolist() == replay(trace, point).depth.tolist()

@@ -27,8 +27,9 @@ from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay.replay import compute_decode_flops_by_sequence, compute_decode_work, decode_and_prompt_work, replay
+from emad_ref.replay.replay import compute_decode_flops_by_sequence, compute_decode_work, replay
 from emad_ref.signals import SIGNALS
+from tests.plain_forms import decode_and_prompt_work
 from tests.random_lenses import FINGERPRINT, attached, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources

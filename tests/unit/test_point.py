@@ -181,7 +181,7 @@ FIELDS = {
     "decay": [1, (1.0,), ("a", 2), "ab"],
     "margin_nats": ["x", True],
     "interpolate": [0, 1, None, "no"],
-    **{key: [None, 3, [], np.array([1, 2])] for key in ("schedule", "signal")},
+    **{key: [None, 3, [], np.array([1, 2])] for key in ("schedule", "signal", "decay_form")},
     **{key: [None, "full", 3] for key in ("estimator", "bins")},
     **{key: [3, [], np.array([1, 2])] for key in ("lens", "translators")},
     "confidence": [0.5, "x", ()],

@@ -10,13 +10,13 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.schedule.schedules import monotone_depths_from_signal
 from pytest_emad.audit import Finding, ReplayedDocument, check_replay_agreement, tolerance
 from pytest_emad.audit.reference_logits import compute_reference
 from tests.decoders.audited_model import LAYERS, VOCABULARY, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.planted_defects import DEFECTS
+from tests.plain_forms import monotone_depths_from_signal
 
 POINT = spread_point()
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")

@@ -293,6 +293,7 @@ OTHERS = [
     truncated(12, 3),
     OperatingPoint("falls", "positional", 12, 12, schedule="positional", period=8, floor=4),
     replace(POINT, signal="softmax_response", decay=(4.0, 64.0)),
+    replace(POINT, signal="softmax_response", decay=(4.0, 64.0), decay_form="calm"),
     replace(POINT, name="tuned", lens="0123abcd"),
     replace(POINT, name="translated", schedule="translated", translators="4567cdef"),
     OperatingPoint(
@@ -354,6 +355,7 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
         ({"translators": 7}, "point.translators=7, but expected a text"),
         ({"translators": "ab"}, "translators='ab', but expected the digest of state translators for translated"),
         ({"decay": [1.0]}, "point.decay=[1.0], but expected two numbers"),
+        ({"decay_form": 7}, "point.decay_form=7, but expected a text"),
         ({"confidence": {}}, "point.confidence.minimum=None, but expected a value"),
     ],
     ids=str,
