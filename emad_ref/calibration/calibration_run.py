@@ -53,8 +53,8 @@ Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 """Name → its windows from the first, anew at every call: the first pass and a resumed run read them again."""
 Batches = Iterable[list[TokenSequence]]
 StatisticsSource = Callable[[Batches], Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]]
-"""Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. By this
-process, whose units are batches, or by others (``calibration.calibration_run``)."""
+"""Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. Of this
+process, whose units are batches (``local_statistics_source``), or of workers (``worker_statistics_source``)."""
 
 
 class BadCheckpoint(EmadError):
@@ -353,7 +353,7 @@ def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _Calibrat
 
 
 def _pack_moments(moments: DocumentMoments) -> Floats:
-    """[3 + L, 1 + L]: the count and the last document's number; its sums; the products."""
+    """[3 + read, 1 + read]: the count and the last document's number; its sums; the products."""
     head = np.zeros((2, len(moments.products)))
     head[0, :2] = moments.count, -1
     if moments.last is not None:
@@ -385,7 +385,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, eq=False)
 class PackedStatistics:
     """Compact statistics of a unit's batches: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64 [batches,
-    bins, L]; ``sequences`` int64 [batches]; ``documents`` of each batch. The histogram, whose counts add up in any
+    bins, read]; ``sequences`` int64 [batches]; ``documents`` of each batch. The histogram, whose counts add up in any
     order, is stored for all batches together by its non-zero cells: ``cells`` int64 of it flattened, and their
     ``counts``.
     """

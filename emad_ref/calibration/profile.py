@@ -4,7 +4,7 @@
     E*[H_ℓ] = isotonic(mean H_ℓ)   ``targets_nats``, ℓ ∈ P; ``bin_targets_nats`` by bin             (the same section)
     τ_ℓ = E*[H_ℓ] − m            ``Profile.point(m)``                       (EMAD, "Calibration details")
 
-It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
+A profile holds raw means and the isotonic targets of the probes, for all tokens together and for each bin. It keeps its
 running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
 model, tokenizer and dtype; ``require`` refuses any other.
 """
@@ -115,9 +115,12 @@ PROFILE = FileFormat("profile", 4, "calibrate again with `emad calibrate`", BadP
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """``read``: the layers whose entropies were read, including the probes; ``mean_nats`` [read] raw means;
-    ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
+    """An entropy profile of one model on one text.
 
+    ``read``             layers whose entropies were read, including the probes.
+    ``mean_nats``        [read] raw means.
+    ``targets_nats``     [probes] isotonic targets.
+    ``tokens``           number of positions averaged.
     ``corpora``          tokens from each corpus; empty: all from ``corpus``.
     ``bins``             assignment of tokens; without features, the following two are empty.
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
@@ -302,8 +305,8 @@ def profile_of(
         Bins with their own targets; none by default.
     minimum_tokens : int
         Tokens below which a bin uses the targets of its ancestor.
-    document : DocumentMembership or None
-        The text of each token, int64 [tokens], if known.
+    document : int64 [tokens] or None
+        The number of each token's text.
 
     Returns
     -------
@@ -357,8 +360,8 @@ def profile_from_statistics(
             another number of layers.
     """
     require_probes(probes, layers)
-    if not set(probes) <= set(read) or statistics.layers != len(read):
-        raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.layers} layers")
+    if not set(probes) <= set(read) or statistics.n_layers_read != len(read):
+        raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.n_layers_read} layers")
     statistics = statistics.with_document_ended()
     targets = compute_targets(statistics, probes, read, bins, minimum_tokens)
     return Profile(

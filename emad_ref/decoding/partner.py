@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints, TokenLog, Work
 from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import require_finite
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

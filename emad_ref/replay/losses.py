@@ -233,7 +233,7 @@ def cheapest_within_bounds(
 def best_at_equal_flops(table: Sequence[PointLoss], net_reduction: float) -> PointLoss | None:
     """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
 
-    For tables of single points; claims compare at exactly the same saving (``front``).
+    For tables of single points; claims compare at exactly the same saving.
     """
     affordable = [row for row in table if row.net_reduction >= net_reduction]
     return min(affordable, key=lambda row: row.perplexity, default=None)

@@ -44,7 +44,8 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
 # The paper's JSD has no layer to contrast with at j and decides from j + 1 on. The authors' code also contrasts with
-# layers below j and decides from j on; here that is a separate rule.
+# layers below j and decides from j on; here that is a separate rule. It also multiplies JSD's score by Σ p_ℓ, which is
+# 1, so ``rescale`` stays off.
 AS_CODED = "JSD, as coded"
 FIRST_AMATEUR = 2  # of the authors' code; 1 if j is 2, which has no other layer to contrast with
 THRESHOLD = 0.9  # the paper's λ
