@@ -26,4 +26,4 @@ def decode_and_prompt_work(
 
     The prompt before the last position is one forward at the ceiling: n positions against n keys each.
     """
-    return compute_decode_work(trace, depth, point, macs_per_row), compute_prompt_work(trace.prompts, point)
+    return compute_decode_work(trace, depth, point, macs_per_row), compute_prompt_work(trace.first_decided, point)

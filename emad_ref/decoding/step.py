@@ -262,7 +262,7 @@ class AdaptiveForward:
         """Embed the rows into the schedule's flow; the probe forgets the previous step."""
         self.probe.begin_step()
         hidden = self.stepper.embed(step.tokens, step.inputs)  # h_0
-        return self.schedule.flow(step.state, hidden, step.inputs, self.point.ceiling, self.translators)
+        return self.schedule.flow(step.state, hidden, step.inputs, self.point.ceiling)
 
     def _next_exit(self, layer: int, running: RunningRows) -> int:
         """The next layer after which a running row may stop: a probe if the rule reads, else the lowest cap."""

@@ -351,7 +351,7 @@ def build_linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Te
 
 
 UNKNOWN_TOKEN = -1
-SEARCHES: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # key: a model's unembedding and a rank
+INDEX_BUILDERS: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # key: a model's unembedding and a rank
     "exact": lambda stepper, rows, _: ExactIndex(rows, _bias(stepper)),
     "faiss": lambda stepper, rows, _: FaissIndex(rows, _bias(stepper)),
     "lowrank": lambda stepper, rows, rank: LowRankIndex(rows, _factors(stepper, rank), _bias(stepper)),
@@ -503,7 +503,7 @@ def _full_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> 
 
 
 def _topk_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
-    search = SEARCHES[estimator.search]
+    search = INDEX_BUILDERS[estimator.search]
     key = ("index", estimator.search, estimator.rank)
     index = _cached(stepper, key, lambda rows: search(stepper, rows, estimator.rank))
     estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.logit_softcap)

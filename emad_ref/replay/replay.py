@@ -85,7 +85,7 @@ class TraceReplayer:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
         self.trace.require_layers_read(point)
-        settle = get_point_schedule(point).require_depth_resolver()
+        resolve_depths = get_point_schedule(point).require_depth_resolver()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -96,7 +96,7 @@ class TraceReplayer:
             fired = is_exit_rule_met(point, number, signals[probe], bins, decided)
             # arithmetic, not np.copyto(where=fired): a masked copy works element by element, thirty times as slowly
             np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
-        settle(point, depth)
+        resolve_depths(point, depth)
         placed: Ints = depth.reshape(-1).take(self.place).astype(np.int64)
         return placed
 
@@ -189,14 +189,14 @@ def compute_replayed_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
     Raises:
         BadArgument: as ``compute_decode_work``.
     """
-    probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
+    costs = _probe_costs(trace, replayed.point, replayed.macs_per_row)
     return derive_work(
         replayed.point,
         trace.token_positions,
         replayed.depth,
         replayed.depth_histogram,
-        probed,
-        trace.lens_layer_macs,
+        costs,
+        trace.lens_macs_by_layer,
     )
 
 
@@ -208,9 +208,9 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
     Raises:
         BadArgument: a confidence rule that the trace does not record.
     """
-    probed = _probe_costs(trace, point, macs_per_row)
+    costs = _probe_costs(trace, point, macs_per_row)
     return derive_work(
-        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), probed, trace.lens_layer_macs
+        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), costs, trace.lens_macs_by_layer
     )
 
 
@@ -223,9 +223,10 @@ def compute_decode_flops_by_sequence(trace: Trace, replayed: ReplayResult, geome
         BadArgument: as ``compute_decode_work``.
     """
     point = replayed.point
-    probed = _probe_costs(trace, point, replayed.macs_per_row)
+    costs = _probe_costs(trace, point, replayed.macs_per_row)
     return sum_by_sequence(
-        trace, derive_token_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_layer_macs, geometry)
+        trace,
+        derive_token_flops(point, trace.token_positions, replayed.depth, costs, trace.lens_macs_by_layer, geometry),
     )
 
 
@@ -234,12 +235,12 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
     if point.confidence is not None:
         rule = trace.confidence_rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
-    return compute_probe_costs(point, len(trace), trace.lens_layer_macs, macs_per_row)
+    return compute_probe_costs(point, len(trace), trace.lens_macs_by_layer, macs_per_row)
 
 
-def compute_prompt_work(prompts: Ints, point: OperatingPoint) -> Work:
-    """Work of prompts of ``prompts`` [sequences] positions before the last, each in one forward at the ceiling."""
+def compute_prompt_work(first_decided: Ints, point: OperatingPoint) -> Work:
+    """Work of prompts, ``first_decided`` [sequences] positions each, in one forward at the ceiling."""
     work = Work.none(point.layers)
-    work.tokens[: point.ceiling] = int(prompts.sum())
-    work.context[: point.ceiling] = int((prompts**2).sum())
+    work.tokens[: point.ceiling] = int(first_decided.sum())
+    work.context[: point.ceiling] = int((first_decided**2).sum())
     return work

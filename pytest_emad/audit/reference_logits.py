@@ -32,15 +32,15 @@ class ProbeReadoutWork:
 
     ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
     whether a token that stops there emits from it; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
-    each token's readout besides a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None
-    without any. ``macs_within``: error of the confidence → least and most of ``macs``, if a confidence determines the
-    size of a readout.
+    each token's readout besides a full head's own. ``lens_macs`` int64 [L]: those in front of a following full head,
+    None without any. ``macs_within``: error of the confidence → least and most of ``macs``, if a confidence determines
+    the size of a readout.
     """
 
     heads: Bools
     shows: Bools
     macs: Ints
-    ahead: Ints | None = None
+    lens_macs: Ints | None = None
     macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
 
     def work_bounds(self, error: float) -> tuple[ProbeReadoutWork, ProbeReadoutWork]:

@@ -371,7 +371,7 @@ def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay:
             for prompt, row in zip(asked, continuation, strict=True)
         ],
         "bridge": [
-            compute_reference(lens(), text.tokens[:-1], plain_response, text.adaptive_from).signal[2:]
+            compute_reference(lens(), text.tokens[:-1], plain_response, text.first_decided).signal[2:]
             for text in texts()
         ],
     }

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration import trace as trace_module
-from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace, concatenate_traces, take_trace
+from emad_ref.calibration import confidence_columns
+from emad_ref.calibration.confidence_columns import ConfidenceColumnsKey
+from emad_ref.calibration.trace import Trace, concatenate_traces, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -79,7 +80,7 @@ def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile
 
 def decoded(stepper: Stepper, point: OperatingPoint, sequence: TokenSequence) -> tuple[Ints, Floats, Work]:
     """Decode with teacher forcing: (depth [n], logits [n, V], work)."""
-    start = sequence.adaptive_from
+    start = sequence.first_decided
     session, step = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1], sequence.source)])
     steps = [step, *(session.feed(token[None, None]) for token in sequence.tokens[start + 1 : -1])]
     work = session.work
@@ -99,7 +100,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         rows = slice(trace.starts[number], trace.starts[number + 1])
         depth, logits, work = decoded(stepper_of(family), point, sequence)
         assert depth.tolist() == found.depth[rows].tolist()
-        nll = nats(logits, sequence.tokens[sequence.adaptive_from + 1 :])
+        nll = nats(logits, sequence.tokens[sequence.first_decided + 1 :])
         assert np.isinf(nll).tolist() == np.isinf(found.nll_nats[rows]).tolist()
         assert np.allclose(nll, found.nll_nats[rows], atol=STORED, rtol=0)
         assert logits.argmax(axis=1).tolist() == found.top1[rows].tolist()
@@ -205,8 +206,8 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
     named: OperatingPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = trace_of("gpt_neox").confidence_rule_columns(named)
-    monkeypatch.setattr(trace_module, "FEWEST_TOKENS", 3)
-    monkeypatch.setattr(trace_module, "LOGITS_AT_A_TIME", 1)
+    monkeypatch.setattr(confidence_columns, "FEWEST_TOKENS", 3)
+    monkeypatch.setattr(confidence_columns, "LOGITS_AT_A_TIME", 1)
     apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).confidence_rule_columns(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(apart, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)

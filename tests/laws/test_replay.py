@@ -123,7 +123,7 @@ def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, tr
     for number, sequence in enumerate(sequences):
         rows = slice(trace.starts[number], trace.starts[number + 1])
         decoder = WalkedDecoder(stepper, point)
-        start = sequence.adaptive_from
+        start = sequence.first_decided
         session, step = decoder.start([Prompt(sequence.tokens[: start + 1])])
         depths, losses = [], []
         for at in range(start, len(sequence.tokens) - 1):
@@ -151,7 +151,7 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     decode, prompt = decode_and_prompt_work(trace, point, expected.depth, expected.macs_per_row)
     counted = None
     for sequence in sequences:
-        start = sequence.adaptive_from
+        start = sequence.first_decided
         session, _ = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1])])
         for token in sequence.tokens[start + 1 : -1]:
             session.feed(token[None, None])

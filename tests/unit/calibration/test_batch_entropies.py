@@ -42,7 +42,7 @@ def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
     """Return windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, nano.stepper.vocabulary_size, length) for length in LENGTHS]
-    return [TokenSequence(row, adaptive_from=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
+    return [TokenSequence(row, first_decided=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)

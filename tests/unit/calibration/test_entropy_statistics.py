@@ -42,7 +42,7 @@ def trace_of(windows, seed=0):
         target=np.zeros(tokens, dtype=np.int64),
         position=np.tile(np.arange(WINDOW), windows),
         starts=np.arange(windows + 1) * WINDOW,
-        prompts=np.zeros(windows, dtype=np.int64),
+        first_decided=np.zeros(windows, dtype=np.int64),
     )
 
 

@@ -58,7 +58,7 @@ def trace_with(entropy, probability=None, top1=0):
         target=number,
         position=number,
         starts=np.array([0, len(entropy)]),
-        prompts=np.array([0]),
+        first_decided=np.array([0]),
     )
 
 

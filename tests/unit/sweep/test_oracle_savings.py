@@ -110,7 +110,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
     levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in PROBES)
     point = OperatingPoint("copied", "f", LAYERS, LAYERS, PROBES, (levels,), "copying", lens=trace.lens)
     for number, text in enumerate(texts()):
-        start = text.adaptive_from
+        start = text.first_decided
         session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[: start + 1])])
         depth = [int(step.depth[0, 0])]
         for token in text.tokens[start + 1 : -1]:
@@ -123,7 +123,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
         assert len(set(depth)) > 1
         assert (
             flops(session.work, geometry).total
-            == spent.sum() + flops(compute_prompt_work(one.prompts, point), geometry).total
+            == spent.sum() + flops(compute_prompt_work(one.first_decided, point), geometry).total
         )
 
 
