@@ -13,13 +13,13 @@ becomes L, and 250 and 35000 are scaled by |V|/32128.
 
 Thresholds may depend on a bin, one or two coarse features of a token (EMAD, "Conditioning"):
 
-``position``    place in its sequence, counted from 1.
-``confidence``  top-1 probability at the first probe.
-``frequency``   rank bucket, in the calibration corpus, of the token predicted there.
+``position``          place in its sequence, counted from 1.
+``top1_probability``  that of the readout at the first probe.
+``frequency``         rank bucket, in the calibration corpus, of the token predicted there.
 
 Two features make a grid: bin = bucket of the first × buckets of the second + bucket of the second. Dropping the second
 feature joins the bins of one row of that grid into their *parent*; dropping both leaves one bin of all tokens. A bin
-with too few tokens in calibration takes the thresholds of its nearest ancestor with enough tokens.
+with too few tokens takes the thresholds of its parent, the bin without its last feature, or of the parent's parent.
 
 Rank buckets are cut at V^(1/3) and V^(2/3): under Zipf's law the mass of ranks a…b grows as log(b/a), so each of the
 three holds about a third of the text, whatever the vocabulary.
@@ -392,16 +392,15 @@ def _point_name(
 
 
 def assign_bins(
-    spec: ThresholdBinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
+    spec: ThresholdBinSpec, position: NDArray[Any], top1_probability: NDArray[Any], top1: NDArray[Any]
 ) -> NDArray[np.intp]:
     """Bin of each token (EMAD, "Calibration details: Conditioning"), in the shape of ``position`` (from 1).
 
-    Uses only the features that ``spec`` names.
-
-    Edges of confidence are rounded to float32, as probabilities are, so that replay and decoding agree on equality.
+    Uses only the features that ``spec`` names. Edges of ``top1_probability`` are rounded to float32, as probabilities
+    are, so that replay and decoding agree on equality.
 
     Raises:
-        BadArgument: a position below 1, a confidence that is not a number, a token without a bucket.
+        BadArgument: a position below 1, a probability that is not a number, a token without a bucket.
     """
     index = np.zeros(np.shape(position), dtype=np.intp)
     for feature, buckets in zip(spec.features, spec.buckets_per_feature, strict=True):
@@ -409,9 +408,11 @@ def assign_bins(
         if feature == "position":
             _require_all(np.asarray(position) >= 1, "position", position, "positions counted from 1")
             bucket = np.searchsorted(np.asarray(spec.position_edges), position, side="left")
-        elif feature == "confidence":
-            _require_all(~np.isnan(confidence), "confidence", confidence, "top-1 probabilities, not NaN")
-            bucket = np.searchsorted(np.asarray(spec.confidence_edges, dtype=np.float32), confidence, side="right")
+        elif feature == "top1_probability":
+            known = ~np.isnan(top1_probability)
+            _require_all(known, "top1_probability", top1_probability, "top-1 probabilities, not NaN")
+            edges = np.asarray(spec.top1_probability_edges, dtype=np.float32)
+            bucket = np.searchsorted(edges, top1_probability, side="right")
         else:
             table, ids = np.frombuffer(spec.frequency, dtype=np.uint8), np.asarray(top1, dtype=np.int64)
             _require_all((ids >= 0) & (ids < len(table)), "top1", top1, f"token ids in 0–{len(table) - 1}")
@@ -446,9 +447,9 @@ def dropped_feature_count_by_bin(spec: ThresholdBinSpec, tokens: Ints, minimum: 
         raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.bin_count})")
     dropped = np.zeros(spec.bin_count, dtype=np.int64)
     for level in range(len(spec.features)):
-        ancestor = bin_indices_without_last_features(spec, level)
-        behind = np.bincount(ancestor, weights=tokens)[ancestor]
-        dropped[behind < minimum] = level + 1
+        parent = bin_indices_without_last_features(spec, level)
+        tokens_of_parent = np.bincount(parent, weights=tokens)[parent]
+        dropped[tokens_of_parent < minimum] = level + 1
     return dropped
 
 
@@ -476,10 +477,10 @@ def assign_frequency_buckets(counts: Ints) -> bytes:
 
 
 def bin_names(spec: ThresholdBinSpec) -> tuple[str, ...]:
-    """Readable name of each bin, such as ``position 33–128, confidence 0.4–0.7``; ``all tokens`` without features."""
+    """Name of each bin, such as ``position 33–128, top1_probability 0.4–0.7``; ``all tokens`` without features."""
     named = {
         "position": _ranges([1, *(edge + 1 for edge in spec.position_edges)], [*spec.position_edges]),
-        "confidence": [f"{a:g}–{b:g}" for a, b in pairwise([0, *spec.confidence_edges, 1])],
+        "top1_probability": [f"{a:g}–{b:g}" for a, b in pairwise([0, *spec.top1_probability_edges, 1])],
         "frequency": [f"rank {word}" for word in ("high", "middle", "low")],
     }
     cells = [

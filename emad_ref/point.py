@@ -37,7 +37,7 @@ STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # the rule reads each token
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 LENSED: tuple[str, ...] = ("full", "linear")  # estimators that read no part of the model's own head
 SEARCHES: tuple[str, ...] = ("exact", "faiss", "lowrank")
-FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
+FEATURES: tuple[str, ...] = ("position", "top1_probability", "frequency")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 DECAY_FORMS: tuple[str, ...] = ("free", "calm")  # of thresholds that fall, by the paper whose code has the form
 
@@ -135,16 +135,16 @@ class ConfidenceParameters:
 class ThresholdBinSpec:
     """Assignment of tokens to the rows of ``thresholds`` (EMAD, "Conditioning") by zero to two features.
 
-    ``features``          of ``position``, ``confidence`` (top-1 probability at the first probe) and ``frequency``
-                          (of the top-1 token there).
+    ``features``          of ``position``, ``top1_probability`` (at the first probe) and ``frequency`` (of the top-1
+                          token there).
     ``position_edges``    last position, counted from 1, of each bucket but the last.
-    ``confidence_edges``  lower bound of each bucket but the first.
+    ``top1_probability_edges``  lower bound of each bucket but the first.
     ``frequency``         bucket of each token id, one byte each: 0 for the most frequent, … 2.
     """
 
     features: tuple[str, ...] = ()
     position_edges: tuple[int, ...] = (32, 128)
-    confidence_edges: tuple[float, ...] = (0.4, 0.7)
+    top1_probability_edges: tuple[float, ...] = (0.4, 0.7)
     frequency: bytes = b""
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ class ThresholdBinSpec:
         """Buckets of each feature, in order."""
         sizes = {
             "position": len(self.position_edges) + 1,
-            "confidence": len(self.confidence_edges) + 1,
+            "top1_probability": len(self.top1_probability_edges) + 1,
             "frequency": max(self.frequency, default=0) + 1,
         }
         return tuple(sizes[feature] for feature in self.features)

@@ -223,7 +223,7 @@ def local_statistics_source(stepper: Stepper, plan: CalibrationPlan) -> Statisti
 
 
 def first_probe(plan: CalibrationPlan) -> int | None:
-    """The layer whose confidence and predicted token are read."""
+    """The layer whose top-1 probability and predicted token are read."""
     return plan.probes[0] if plan.probes else None
 
 

@@ -275,12 +275,12 @@ class AdaptiveForward:
         ``logits`` [running, V]; a point without them refuses features that need them.
         """
         position = np.array(running.starts) + running.queries
-        confidence, top1 = np.zeros(len(running), dtype=np.float32), np.zeros(len(running), dtype=np.int64)
+        probability, top1 = np.zeros(len(running), dtype=np.float32), np.zeros(len(running), dtype=np.int64)
         if logits is not None:
             best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
-            confidence, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
+            probability, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
         bins = np.zeros(rows, dtype=np.intp)
-        bins[running.row_ids] = assign_bins(self.point.bins, position, confidence, top1)
+        bins[running.row_ids] = assign_bins(self.point.bins, position, probability, top1)
         return bins
 
 

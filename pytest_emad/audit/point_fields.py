@@ -174,10 +174,10 @@ def frequency_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> Op
     return point_without_exits(sizes, bins=ThresholdBinSpec(("frequency",), frequency=table))
 
 
-def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
+def top1_probability_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
     """A point with edges between an even guess and certainty, so that the bins suit any model's confidence."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
-    return point_without_exits(sizes, bins=ThresholdBinSpec(("confidence",), confidence_edges=(low, high)))
+    return point_without_exits(sizes, bins=ThresholdBinSpec(("top1_probability",), top1_probability_edges=(low, high)))
 
 
 # ---------------------------------------------------------------- points at which a field is ignored
@@ -314,9 +314,9 @@ VARIANTS: dict[str, PointVariantSpec] = {
         ("bins.features", "bins.position_edges"),
          plain_point_factory(bins=ThresholdBinSpec(("position",), position_edges=(9, 14))),
         (point_without_bins, make_part_change("bins", position_edges=(32, 128)))),
-    "bins of confidence": PointVariantSpec(
-        ("bins.features", "bins.confidence_edges"), confidence_bins_point,
-        (point_without_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
+    "bins of top1_probability": PointVariantSpec(
+        ("bins.features", "bins.top1_probability_edges"), top1_probability_bins_point,
+        (point_without_bins, make_part_change("bins", top1_probability_edges=(0.4, 0.7)))),
     "bins of frequency": PointVariantSpec(
         ("bins.features", "bins.frequency"), frequency_bins_point,
         (point_without_bins, make_part_change("bins",

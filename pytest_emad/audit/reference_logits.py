@@ -311,24 +311,24 @@ def candidate_threshold_rows(
     """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
-    confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
+    probability = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
     top1 = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
-    return candidate_bins(point.bins, position, confidence, top1, tolerance)
+    return candidate_bins(point.bins, position, probability, top1, tolerance)
 
 
 def candidate_bins(
     spec: ThresholdBinSpec,
     position: Ints,
-    confidence: NDArray[np.floating],
+    probability: NDArray[np.floating],
     top1: Sequence[Ints],
     tolerance: float | Floats,
 ) -> tuple[Ints, ...]:
-    """The bin of each position [n], and the bins if ``confidence`` [n] differs by ``tolerance`` or another token leads.
+    """The bin of each position [n], and the bins if ``probability`` [n] is off by ``tolerance`` or another token leads.
 
     ``top1``: int64 [n] likeliest tokens, and possible others.
     """
     return tuple(
-        assign_bins(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
+        assign_bins(spec, position + 1, (probability + by).astype(np.float32), token).astype(np.int64)
         for token in top1
         for by in (0.0, tolerance, -tolerance)
     )

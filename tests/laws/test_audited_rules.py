@@ -47,8 +47,8 @@ LINEAR = EntropyEstimator(
 )
 # name → (bins, share of tokens that each row of thresholds lets exit): hardly any at the first positions
 BINNED = {
-    "position and confidence": (
-        ThresholdBinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
+    "position and top1_probability": (
+        ThresholdBinSpec(("position", "top1_probability"), position_edges=(8,), top1_probability_edges=(0.06, 0.1)),
         (0.001, 0.002, 0.003, 0.02, 0.3, 0.6),
     ),
     "frequency and position": (
@@ -332,12 +332,12 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "no exit between probes, rising": ("between probes, rising", {"interpolate": False}),
     "no correction": (TOPK.name, {"estimator": replace(TOPK, correction=())}),
     "another position edge": (
-        "position and confidence",
-        {"bins": replace(BINNED["position and confidence"][0], position_edges=(14,))},
+        "position and top1_probability",
+        {"bins": replace(BINNED["position and top1_probability"][0], position_edges=(14,))},
     ),
-    "another confidence edge": (
-        "position and confidence",
-        {"bins": replace(BINNED["position and confidence"][0], confidence_edges=(0.5, 0.9))},
+    "another probability edge": (
+        "position and top1_probability",
+        {"bins": replace(BINNED["position and top1_probability"][0], top1_probability_edges=(0.5, 0.9))},
     ),
     "another frequency table": (
         "frequency and position",

@@ -61,7 +61,7 @@ def quantile_point(trace, quantile, schedule="monotone"):
 
 
 KINDS = [
-    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "position", "confidence",
+    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "position", "top1_probability",
     "between", "topk", "lowrank", *LAYERWISE,
 ]  # fmt: skip
 
@@ -70,7 +70,9 @@ def binned(trace, feature):
     wide = quantile_point(trace, 0.4)
     rows = tuple(tuple(t * share for t in wide.thresholds[0]) for share in (1.0, 0.9, 0.0))
     return replace(
-        wide, thresholds=rows, bins=ThresholdBinSpec((feature,), position_edges=(8, 20), confidence_edges=(0.1, 0.2))
+        wide,
+        thresholds=rows,
+        bins=ThresholdBinSpec((feature,), position_edges=(8, 20), top1_probability_edges=(0.1, 0.2)),
     )
 
 
@@ -106,7 +108,7 @@ def point(request, trace):
             "falls", "positional", LAYERS, LAYERS, (), ((),), "positional", period=12, floor=2
         ),
         "position": lambda: binned(trace, "position"),
-        "confidence": lambda: binned(trace, "confidence"),
+        "top1_probability": lambda: binned(trace, "top1_probability"),
         "between": lambda: between(trace),
         "topk": lambda: estimated(trace, TOPK),
         "lowrank": lambda: estimated(trace, LOWRANK),

@@ -90,7 +90,7 @@ def agreeing(**change: object) -> OperatingPoint:
     return replace(point_of(traced(digest()), signal="agreement", **change), thresholds=((1e-6,) * 3,))
 
 
-CONFIDENT = ThresholdBinSpec(("confidence",), confidence_edges=(0.1, 0.2))
+CONFIDENT = ThresholdBinSpec(("top1_probability",), top1_probability_edges=(0.1, 0.2))
 POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "monotone": lambda: point_of(traced(digest())),
     "full rank": lambda: point_of(traced(digest(None))),

@@ -189,7 +189,7 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("before", "after", "said"),
         [
-            ('"schema": 4', '"schema": 7', "has schema=7, but this version reads 4 alone"),
+            ('"schema": 5', '"schema": 7', "has schema=7, but this version reads 5 alone"),
             ('"tokens": 100', '"tokens": 101', "was changed or cut after it was written"),
         ],
     )

@@ -23,7 +23,7 @@ from emad_ref.point import ThresholdBinSpec
 from tests.handmade_traces import layerwise
 
 LAYERS, WINDOW = 3, 50
-GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(5, 20))
+GRID = ThresholdBinSpec(("position", "top1_probability"), position_edges=(5, 20))
 SUMMED = 1e-12  # relative: the same float64 numbers, summed in a different order
 
 

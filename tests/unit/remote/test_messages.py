@@ -264,7 +264,7 @@ def drawn_points(draw):
         ThresholdBinSpec(("position",), position_edges=draw(st.tuples(st.integers(), st.integers()))),
     ]
     if estimator.kind == "full":
-        known.append(ThresholdBinSpec(("confidence",), confidence_edges=draw(st.tuples(FINITE, FINITE))))
+        known.append(ThresholdBinSpec(("top1_probability",), top1_probability_edges=draw(st.tuples(FINITE, FINITE))))
         known.append(ThresholdBinSpec(("frequency",), frequency=draw(st.binary(min_size=1, max_size=5).map(_small))))
     bins = draw(st.sampled_from(known))
     schedule = draw(st.sampled_from(["monotone", "free_eager", "free_deferred", "copying", "chunked"]))
