@@ -236,11 +236,3 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
         rule = trace.confidence_rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
     return compute_probe_costs(point, len(trace), trace.lens_macs_by_layer, macs_per_row)
-
-
-def compute_prompt_work(first_decided: Ints, point: OperatingPoint) -> Work:
-    """Work of prompts, ``first_decided`` [sequences] positions each, in one forward at the ceiling."""
-    work = Work.none(point.layers)
-    work.tokens[: point.ceiling] = int(first_decided.sum())
-    work.context[: point.ceiling] = int((first_decided**2).sum())
-    return work

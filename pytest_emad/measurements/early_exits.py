@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emad_ref.calibration.learn_then_test import require_textual_consistency_losses
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.flop_ledger import flops
@@ -30,7 +31,6 @@ from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.accuracy import estimate_score_difference
 from pytest_emad.statistics.units import ByItem
 from pytest_emad.sweep.diagnostics import final_token_ranks
-from pytest_emad.sweep.risk import require_textual_consistency_losses
 
 # name → (signal, pruning), as ``exit_rules`` names them
 RULES: dict[str, tuple[str, str]] = {

@@ -18,13 +18,14 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.replay.replay import ReplayResult, compute_prompt_work, replay
+from emad_ref.replay.replay import ReplayResult, replay
 from pytest_emad.sweep.oracle_savings import (
     oracle_curve,
     oracle_divergence_point,
     sequence_flops_with_fill_cost,
     with_oracle_signal,
 )
+from tests.plain_forms import compute_prompt_work
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
