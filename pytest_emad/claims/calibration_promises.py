@@ -1,4 +1,4 @@
-"""Promises of calibration (EE-7 and EMAD-X2), and the number of calibration sets shown to keep them.
+"""Promises of calibration, and the number of calibration sets shown to keep them.
 
 A promise P(risk ≤ δ) ≥ 1 − ε concerns newly drawn sets, so sets are the unit, and no two share a member. Each set
 chooses a threshold; a separate pool estimates its risk. A set breaks the promise if the pool shows a risk above δ, and
