@@ -172,7 +172,7 @@ def decayed_threshold(
     """Thresholds λ of ``point`` as they have fallen at tokens t; float64, in the shape of both arguments broadcast.
 
     ``free``: λ·(0.9 + 0.1·exp(−rate·t/N)), in the code of FREE (Bae et al., 2023) and of the early-exit LLMs.
-    ``calm``: 0.9·λ + 0.1·exp(−rate·t/N) (CALM). CALM clips it to [0, 1], where it lies for every λ in [0, 1].
+    ``calm``: 0.9·λ + 0.1·exp(−rate·t/N) (CALM, Eq. 5). CALM clips it to [0, 1], where it lies for every λ in [0, 1].
 
     ``threshold``: λ. ``decided``: t, the index from 0 of a token among the decided ones of its sequence.
     """

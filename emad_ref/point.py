@@ -239,9 +239,9 @@ class OperatingPoint(NotebookReprMixin):
         (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens, by
         ``decay_form``; None: constant. Only for signals that rise.
     decay_form : str
-        ``free``, τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)), as in the code of FREE and of the early-exit LLMs; or ``calm``,
-        0.9·τ_ℓ + 0.1·exp(−rate·t/N), the form of CALM. The second starts below τ_ℓ = 1 by a tenth of
-        what is left to 1. ``free`` without a decay.
+        ``free``, τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)), as in the code of FREE and of the early-exit LLMs, which starts at
+        τ_ℓ; or ``calm``, 0.9·τ_ℓ + 0.1·exp(−rate·t/N) (CALM, Eq. 5), which starts nearer to 1. Both end at 0.9·τ_ℓ.
+        ``free`` without a decay.
     lens : str or None
         Digest of the tuned lens in front of heads below the last layer, attached to the model that decodes
         (``probes.tuned_lens``); None: the model's own head. Linear probes read the state itself, so only their exits

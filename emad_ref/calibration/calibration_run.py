@@ -61,7 +61,7 @@ class BadCheckpoint(EmadError):
     """Raised for a checkpoint that cannot be read, or belongs to another configuration or text."""
 
 
-CHECKPOINT = FileFormat("checkpoint", 1, "delete it to start anew", BadCheckpoint)
+CHECKPOINT = FileFormat("checkpoint", 2, "delete it to start anew", BadCheckpoint)
 
 
 @dataclass(frozen=True)
