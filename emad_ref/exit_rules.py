@@ -1,9 +1,10 @@
-"""Exit rules as operating points: where thresholds come from, and the one comparison of a signal with a threshold.
+"""Exit rules: thresholds of points, bins, and the comparison of a signal with its threshold.
 
 ``calibrated_entropy_point``  Ĥ_ℓ ≤ τ_ℓ = isotonic(mean H_ℓ) − m      EMAD, "Calibration details"
 ``fixed_entropy_point``       Ĥ_ℓ ≤ h₀ at every probe                  EMAD, "Baselines"
-``early_exit_point``          c_ℓ ≥ λ after the first layer ℓ ≥ j      CALM; early-exit LLMs, "Methodology"
-``is_exit_rule_met``          the comparison
+``early_exit_point``          exit at the first ℓ ≥ j with c_ℓ ≥ λ     CALM; early-exit LLMs, "Methodology"
+``is_exit_rule_met``          the comparison at probes
+``extrapolate_exits_between_probes``  the comparison between them      EMAD, "Exit to non-probe layers"
 ``assign_bins``               the row of τ_ℓ of a token                EMAD, "Calibration details: Conditioning"
 
 Confidence rules may prune the vocabulary above j, to k*(ℓ) = max(250, ⌊35000 / (1 + 139·ℓ/24)⌋) tokens as published
@@ -12,13 +13,13 @@ becomes L, and 250 and 35000 are scaled by |V|/32128.
 
 Thresholds may depend on a bin, one or two coarse features of a token (EMAD, "Conditioning"):
 
-``position``    place in its sequence, counted from 1.
-``confidence``  top-1 probability at the first probe.
-``frequency``   rank bucket, in the calibration corpus, of the token predicted there.
+``position``          place in its sequence, counted from 1.
+``top1_probability``  that of the readout at the first probe.
+``frequency``         rank bucket, in the calibration corpus, of the token predicted there.
 
 Two features make a grid: bin = bucket of the first × buckets of the second + bucket of the second. Dropping the second
 feature joins the bins of one row of that grid into their *parent*; dropping both leaves one bin of all tokens. A bin
-with too few tokens in calibration takes the thresholds of its nearest ancestor with enough tokens.
+with too few tokens takes the thresholds of its parent, the bin without its last feature, or of the parent's parent.
 
 Rank buckets are cut at V^(1/3) and V^(2/3): under Zipf's law the mass of ranks a…b grows as log(b/a), so each of the
 three holds about a third of the text, whatever the vocabulary.
@@ -36,7 +37,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, ThresholdBinSpec
+from emad_ref.point import (
+    DECAY_FORMS,
+    ConfidenceParameters,
+    EntropyEstimator,
+    OperatingPoint,
+    ScheduleName,
+    ThresholdBinSpec,
+)
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import DIVERGENCE, ENTROPY, RESPONSE, SIGNALS, SINCE_MINIMUM, Signal, required_layers
 
@@ -158,15 +166,21 @@ def softmax_response_point(layers: int, probes: Sequence[int], threshold: float)
     return threshold_point(RESPONSE, layers, probes, threshold)
 
 
-def threshold_decay_factor(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
-    """Factor on λ, 0.9 + 0.1·exp(−rate·t/N), in the shape of ``decided`` (CALM, "decaying threshold").
+def decayed_threshold(
+    point: OperatingPoint, threshold: NDArray[np.floating[Any]], decided: NDArray[np.integer[Any]]
+) -> Floats:
+    """Thresholds λ of ``point`` as they have fallen at tokens t; float64, in the shape of both arguments broadcast.
 
-    ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
-    has the full threshold.
+    ``free``: λ·(0.9 + 0.1·exp(−rate·t/N)), in the code of FREE (Bae et al., 2023) and of the early-exit LLMs.
+    ``calm``: 0.9·λ + 0.1·exp(−rate·t/N) (CALM, Eq. 5). CALM clips it to [0, 1], where it lies for every λ in [0, 1].
+
+    ``threshold``: λ. ``decided``: t, the index from 0 of a token among the decided ones of its sequence.
     """
-    rate, longest = decay
-    factor: Floats = 0.9 + 0.1 * np.exp(-rate * decided.astype(np.float64) / longest)
-    return factor
+    assert point.decay is not None
+    rate, longest = point.decay
+    remaining, full = np.exp(-rate * decided.astype(np.float64) / longest), threshold.astype(np.float64)
+    fallen: Floats = 0.9 * full + 0.1 * remaining if point.decay_form == "calm" else full * (0.9 + 0.1 * remaining)
+    return fallen
 
 
 def is_exit_rule_met(
@@ -200,7 +214,7 @@ def is_exit_rule_met(
     if point.decay is not None:
         if decided is None:
             raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
-        threshold = (threshold * threshold_decay_factor(point.decay, decided)).astype(np.float32)
+        threshold = decayed_threshold(point, threshold, decided).astype(np.float32)
     fired: Bools = signal <= threshold if SIGNALS[point.signal].sense == "falls" else signal >= threshold
     return fired
 
@@ -304,6 +318,7 @@ def early_exit_point(
     pruning: str = "none",
     schedule: ScheduleName = "copying",
     decay: tuple[float, float] | None = None,
+    decay_form: str = DECAY_FORMS[0],
     alpha: float = ALPHA,
     alpha_decay: float | None = None,
     emit: str = "contrastive",
@@ -313,8 +328,8 @@ def early_exit_point(
     """The operating point of one early-exit rule.
 
     ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
-    ``threshold``: λ; above 1 no token exits. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
-    ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see
+    ``threshold``: λ; above 1 no token exits. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), and
+    ``decay_form``: see ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see
     ``ConfidenceParameters``. ``amateurs_from``: for JSD without pruning, the first layer below j to contrast with;
     None: j itself.
 
@@ -334,7 +349,7 @@ def early_exit_point(
     sizes = PRUNINGS[pruning](minimum, layers, vocabulary)
     confidence = ConfidenceParameters(since, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
     return OperatingPoint(
-        name=_point_name(signal, pruning, minimum, confidence, threshold, schedule, decay),
+        name=_point_name(signal, pruning, minimum, confidence, threshold, schedule, decay, decay_form),
         family=signal if pruning == "none" else f"{signal} {pruning}",
         layers=layers,
         ceiling=layers,
@@ -345,6 +360,7 @@ def early_exit_point(
         # a decision by one full readout uses only values of a lens trace: the point replays like any other
         confidence=confidence if SIGNALS[signal].needs_confidence_parameters or pruning != "none" else None,
         decay=decay,
+        decay_form=decay_form,
     )
 
 
@@ -356,6 +372,7 @@ def _point_name(
     threshold: float,
     schedule: str,
     decay: tuple[float, float] | None,
+    decay_form: str,
 ) -> str:
     """Name with all settings that distinguish points of one sweep."""
     parts = [
@@ -368,22 +385,22 @@ def _point_name(
         (confidence.emit, confidence.emit != "contrastive"),
         ("rescaled", confidence.rescale),
         ("decay={}/{}".format(*map(format_number, decay or (0.0, 0.0))), decay is not None),
+        (decay_form, decay_form != DECAY_FORMS[0]),
         (schedule, schedule != "monotone"),
     ]
     return " ".join(part for part, said in parts if said)
 
 
 def assign_bins(
-    spec: ThresholdBinSpec, position: NDArray[Any], confidence: NDArray[Any], top1: NDArray[Any]
+    spec: ThresholdBinSpec, position: NDArray[Any], top1_probability: NDArray[Any], top1: NDArray[Any]
 ) -> NDArray[np.intp]:
     """Bin of each token (EMAD, "Calibration details: Conditioning"), in the shape of ``position`` (from 1).
 
-    Uses only the features that ``spec`` names.
-
-    Edges of confidence are rounded to float32, as probabilities are, so that replay and decoding agree on equality.
+    Uses only the features that ``spec`` names. Edges of ``top1_probability`` are rounded to float32, as probabilities
+    are, so that replay and decoding agree on equality.
 
     Raises:
-        BadArgument: a position below 1, a confidence that is not a number, a token without a bucket.
+        BadArgument: a position below 1, a probability that is not a number, a token without a bucket.
     """
     index = np.zeros(np.shape(position), dtype=np.intp)
     for feature, buckets in zip(spec.features, spec.buckets_per_feature, strict=True):
@@ -391,9 +408,11 @@ def assign_bins(
         if feature == "position":
             _require_all(np.asarray(position) >= 1, "position", position, "positions counted from 1")
             bucket = np.searchsorted(np.asarray(spec.position_edges), position, side="left")
-        elif feature == "confidence":
-            _require_all(~np.isnan(confidence), "confidence", confidence, "top-1 probabilities, not NaN")
-            bucket = np.searchsorted(np.asarray(spec.confidence_edges, dtype=np.float32), confidence, side="right")
+        elif feature == "top1_probability":
+            known = ~np.isnan(top1_probability)
+            _require_all(known, "top1_probability", top1_probability, "top-1 probabilities, not NaN")
+            edges = np.asarray(spec.top1_probability_edges, dtype=np.float32)
+            bucket = np.searchsorted(edges, top1_probability, side="right")
         else:
             table, ids = np.frombuffer(spec.frequency, dtype=np.uint8), np.asarray(top1, dtype=np.int64)
             _require_all((ids >= 0) & (ids < len(table)), "top1", top1, f"token ids in 0–{len(table) - 1}")
@@ -428,9 +447,9 @@ def dropped_feature_count_by_bin(spec: ThresholdBinSpec, tokens: Ints, minimum: 
         raise BadArgument("tokens", np.shape(tokens), f"one count per bin ({spec.bin_count})")
     dropped = np.zeros(spec.bin_count, dtype=np.int64)
     for level in range(len(spec.features)):
-        ancestor = bin_indices_without_last_features(spec, level)
-        behind = np.bincount(ancestor, weights=tokens)[ancestor]
-        dropped[behind < minimum] = level + 1
+        parent = bin_indices_without_last_features(spec, level)
+        tokens_of_parent = np.bincount(parent, weights=tokens)[parent]
+        dropped[tokens_of_parent < minimum] = level + 1
     return dropped
 
 
@@ -458,10 +477,10 @@ def assign_frequency_buckets(counts: Ints) -> bytes:
 
 
 def bin_names(spec: ThresholdBinSpec) -> tuple[str, ...]:
-    """Readable name of each bin, such as ``position 33–128, confidence 0.4–0.7``; ``all tokens`` without features."""
+    """Name of each bin, such as ``position 33–128, top1_probability 0.4–0.7``; ``all tokens`` without features."""
     named = {
         "position": _ranges([1, *(edge + 1 for edge in spec.position_edges)], [*spec.position_edges]),
-        "confidence": [f"{a:g}–{b:g}" for a, b in pairwise([0, *spec.confidence_edges, 1])],
+        "top1_probability": [f"{a:g}–{b:g}" for a, b in pairwise([0, *spec.top1_probability_edges, 1])],
         "frequency": [f"rank {word}" for word in ("high", "middle", "low")],
     }
     cells = [

@@ -37,8 +37,9 @@ STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # the rule reads each token
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 LENSED: tuple[str, ...] = ("full", "linear")  # estimators that read no part of the model's own head
 SEARCHES: tuple[str, ...] = ("exact", "faiss", "lowrank")
-FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
+FEATURES: tuple[str, ...] = ("position", "top1_probability", "frequency")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
+DECAY_FORMS: tuple[str, ...] = ("free", "calm")  # of thresholds that fall, by the paper whose code has the form
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,16 @@ class ConfidenceParameters:
 class ThresholdBinSpec:
     """Assignment of tokens to the rows of ``thresholds`` (EMAD, "Conditioning") by zero to two features.
 
-    ``features``          of ``position``, ``confidence`` (top-1 probability at the first probe) and ``frequency``
-                          (of the top-1 token there).
+    ``features``          of ``position``, ``top1_probability`` (at the first probe) and ``frequency`` (of the top-1
+                          token there).
     ``position_edges``    last position, counted from 1, of each bucket but the last.
-    ``confidence_edges``  lower bound of each bucket but the first.
+    ``top1_probability_edges``  lower bound of each bucket but the first.
     ``frequency``         bucket of each token id, one byte each: 0 for the most frequent, … 2.
     """
 
     features: tuple[str, ...] = ()
     position_edges: tuple[int, ...] = (32, 128)
-    confidence_edges: tuple[float, ...] = (0.4, 0.7)
+    top1_probability_edges: tuple[float, ...] = (0.4, 0.7)
     frequency: bytes = b""
 
     def __post_init__(self) -> None:
@@ -160,7 +161,7 @@ class ThresholdBinSpec:
         """Buckets of each feature, in order."""
         sizes = {
             "position": len(self.position_edges) + 1,
-            "confidence": len(self.confidence_edges) + 1,
+            "top1_probability": len(self.top1_probability_edges) + 1,
             "frequency": max(self.frequency, default=0) + 1,
         }
         return tuple(sizes[feature] for feature in self.features)
@@ -180,6 +181,7 @@ FIELD_TYPES: dict[str, type] = {  # types of a point's fields that hold no numbe
     "family": str,
     "schedule": str,
     "signal": str,
+    "decay_form": str,
     "estimator": EntropyEstimator,
     "bins": ThresholdBinSpec,
     "interpolate": bool,
@@ -205,7 +207,7 @@ class OperatingPoint(NotebookReprMixin):
     name : str
         Name in reports, e.g. ``emad m=0.20``.
     family : str
-        Source of the thresholds: ``full``, ``truncation``, ``emad`` (profile − margin), ``fixed_entropy_point``,
+        Source of the thresholds: ``full``, ``truncation``, ``emad`` (profile − margin), ``fixed_entropy``,
         ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
     layers : int
         L of the model it belongs to.
@@ -216,7 +218,7 @@ class OperatingPoint(NotebookReprMixin):
     ceiling : int
         Depth of a token that never exits, and the cap at the start of a sequence.
     schedule : str
-        How exits become depths: ``monotone`` (EMAD), ``free``, ``chunked``, ``positional``, ….
+        How exits become depths: ``monotone`` (EMAD), ``free_eager``, ``free_deferred``, ``chunked``, ….
     estimator : EntropyEstimator
         How a probe computes its entropy: the full head, or part of it.
     signal : str
@@ -231,11 +233,15 @@ class OperatingPoint(NotebookReprMixin):
         The last depth of the positional schedule.
     interpolate : bool
         Whether tokens may exit between probes, where the line through the last two readings crosses τ.
-    confidence : Confidence or None
+    confidence : ConfidenceParameters or None
         Parameters of a signal of several layers, or of a pruned one; None for other signals.
     decay : (float, float) or None
-        (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens to τ_ℓ·(0.9 +
-        0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
+        (rate, N): thresholds fall with the decided tokens t = 0, 1, … of a sequence of at most N tokens, by
+        ``decay_form``; None: constant. Only for signals that rise.
+    decay_form : str
+        ``free``, τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)), as in the code of FREE and of the early-exit LLMs, which starts at
+        τ_ℓ; or ``calm``, 0.9·τ_ℓ + 0.1·exp(−rate·t/N) (CALM, Eq. 5), which starts nearer to 1. Both end at 0.9·τ_ℓ.
+        ``free`` without a decay.
     lens : str or None
         Digest of the tuned lens in front of heads below the last layer, attached to the model that decodes
         (``probes.tuned_lens``); None: the model's own head. Linear probes read the state itself, so only their exits
@@ -251,7 +257,7 @@ class OperatingPoint(NotebookReprMixin):
 
     References
     ----------
-    EMAD, "Algorithm (per token)"; CALM (decaying thresholds).
+    EMAD, "Algorithm (per token)"; CALM, FREE (decaying thresholds).
     """
 
     name: str
@@ -270,6 +276,7 @@ class OperatingPoint(NotebookReprMixin):
     interpolate: bool = False
     confidence: ConfidenceParameters | None = None
     decay: tuple[float, float] | None = None
+    decay_form: str = DECAY_FORMS[0]
     lens: str | None = None
     translators: str | None = None
 
@@ -328,6 +335,9 @@ class OperatingPoint(NotebookReprMixin):
             raise BadArgument("estimator", self.estimator.name, "linear, without a confidence", remedy)
         if self.lens is not None:
             self._require_lens(self.lens)
+        if self.decay_form not in DECAY_FORMS or (self.decay is None and self.decay_form != DECAY_FORMS[0]):
+            expected = f"one of {', '.join(DECAY_FORMS)}; {DECAY_FORMS[0]} without a decay"
+            raise BadArgument("decay_form", self.decay_form, expected, "decay holds the rate and the longest sequence")
         if self.decay is not None:
             self._require_decaying(*self.decay)
         if self.confidence is not None:

@@ -150,9 +150,9 @@ class Signal:
     ``prunable``     whether it is defined over a part of the vocabulary too.
     ``estimated``    whether estimators of it exist (``point.EntropyEstimator``).
     ``early_exit``   whether ``exit_rules.early_exit_point`` builds rules with it, as in the early-exit papers.
-    ``sweeps``       its comparisons of thresholds: ``criterion``, of criteria at equal probes (``sweep.components``);
-                     ``front``, against EMAD by quantiles of its values (``replay.grids``); ``screening``, of ``emad
-                     screen`` (``screening.exit_families``), which needs ``thresholds``.
+    ``sweeps``       its comparisons of thresholds: ``criterion``, criteria at equal probes; ``front``, against EMAD by
+                     quantiles of its values (``replay.grids``); ``screening``, the search for an exit, which needs
+                     ``thresholds``. docs/layout.md says where each stands.
     ``thresholds``   the range of its thresholds, if bounded.
     """
 

@@ -69,7 +69,8 @@ def take_profile(
     Raises
     ------
     BadArgument
-        An encoder-decoder, a model without a tokenizer, an unknown corpus, no window. EmptyCorpus
+        An encoder-decoder, a model without a tokenizer, an unknown corpus, no window.
+    EmptyCorpus
         A corpus without a window of two tokens.
 
     References

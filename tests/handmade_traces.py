@@ -34,5 +34,5 @@ def window_trace(
         target=place,
         position=place,
         starts=np.arange(0, tokens + 1, window),
-        prompts=np.zeros(tokens // window, dtype=np.int64),
+        first_decided=np.zeros(tokens // window, dtype=np.int64),
     )

@@ -29,8 +29,6 @@ canonical_solution, exit_code, mean_loss  # parts of records that people look at
 describe_difference, model_by_token  # what laws print of two works, and hold against each switched text
 corrected  # of an estimator against the full softmax: whether a linear map was applied
 changed_share, detect_drift  # the second bounded loss and the drift test: docs/guarantee.md
-monotone_depths_from_signal  # the plain form that laws compare with replay
 cluster_near_duplicates  # a document index's result for many texts, read by tests
-decode_and_prompt_work  # the derivation that laws compare with counted work
 features_of_record  # for records of a user's own decoder: docs/guarantee.md
 catch_up_tokens_by_model, count_catch_up_tokens  # of one switched text: laws compare many texts with it

@@ -38,14 +38,14 @@ from emad_ref.calibration.profile import (
     require_probes,
     shorten,
 )
-from emad_ref.calibration.trace import EmptyCorpus, Trace, stream_traces
+from emad_ref.calibration.trace import PLAIN_TRACE, EmptyCorpus, Trace, TraceOptions, stream_traces
 from emad_ref.calibration.windows import TOKENS_PER_BATCH, TokenSequence, iterate_batches
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.file_formats import FileFormat
 from emad_ref.files import require_writable
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, ThresholdBinSpec
+from emad_ref.point import ThresholdBinSpec
 from emad_ref.record import Floats, Ints
 from emad_ref.workers.dispatch import WorkerPool, dispatch_in_order
 
@@ -53,15 +53,15 @@ Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 """Name → its windows from the first, anew at every call: the first pass and a resumed run read them again."""
 Batches = Iterable[list[TokenSequence]]
 StatisticsSource = Callable[[Batches], Iterator[tuple[list[TokenSequence], list[EntropyStatistics]]]]
-"""Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. By this
-process, whose units are batches, or by others (``calibration.calibration_run``)."""
+"""Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. Of this
+process, whose units are batches (``local_statistics_source``), or of workers (``worker_statistics_source``)."""
 
 
 class BadCheckpoint(EmadError):
     """Raised for a checkpoint that cannot be read, or belongs to another configuration or text."""
 
 
-CHECKPOINT = FileFormat("checkpoint", 1, "delete it to start anew", BadCheckpoint)
+CHECKPOINT = FileFormat("checkpoint", 2, "delete it to start anew", BadCheckpoint)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def local_statistics_source(stepper: Stepper, plan: CalibrationPlan) -> Statisti
 
 
 def first_probe(plan: CalibrationPlan) -> int | None:
-    """The layer whose confidence and predicted token are read."""
+    """The layer whose top-1 probability and predicted token are read."""
     return plan.probes[0] if plan.probes else None
 
 
@@ -258,7 +258,7 @@ def _read_corpus(
 
 def window_to_bytes(window: TokenSequence) -> bytes:
     """Bytes of a window: its length before its tokens, so that different cuts of one text differ."""
-    return np.array([len(window.tokens), window.adaptive_from, *window.tokens], dtype="<i8").tobytes()
+    return np.array([len(window.tokens), window.first_decided, *window.tokens], dtype="<i8").tobytes()
 
 
 def _require_count(name: str, count: int | None) -> None:
@@ -279,7 +279,7 @@ def limit_tokens(windows: Iterable[TokenSequence], tokens: int | None) -> Iterat
         if left is None or decided <= left:
             yield window
         else:
-            yield replace(window, tokens=window.tokens[: window.adaptive_from + left + 1])
+            yield replace(window, tokens=window.tokens[: window.first_decided + left + 1])
         if left is not None:
             left -= min(decided, left)
             if left == 0:
@@ -296,7 +296,7 @@ def count_targets_by_token(corpora: Corpora, vocabulary: int, tokens: int | None
     with tqdm(desc=progress, disable=progress is None, unit="tok", unit_scale=True) as bar:
         for windows in corpora.values():
             for window in limit_tokens(windows(), tokens):
-                targets = window.tokens[window.adaptive_from + 1 :]
+                targets = window.tokens[window.first_decided + 1 :]
                 np.add.at(counts, targets, 1)
                 bar.update(len(targets))
     if not counts.any():
@@ -353,7 +353,7 @@ def _save_checkpoint(path: Path, configuration: dict[str, Any], state: _Calibrat
 
 
 def _pack_moments(moments: DocumentMoments) -> Floats:
-    """[3 + L, 1 + L]: the count and the last document's number; its sums; the products."""
+    """[3 + read, 1 + read]: the count and the last document's number; its sums; the products."""
     head = np.zeros((2, len(moments.products)))
     head[0, :2] = moments.count, -1
     if moments.last is not None:
@@ -385,7 +385,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, eq=False)
 class PackedStatistics:
     """Compact statistics of a unit's batches: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64 [batches,
-    bins, L]; ``sequences`` int64 [batches]; ``documents`` of each batch. The histogram, whose counts add up in any
+    bins, read]; ``sequences`` int64 [batches]; ``documents`` of each batch. The histogram, whose counts add up in any
     order, is stored for all batches together by its non-zero cells: ``cells`` int64 of it flattened, and their
     ``counts``.
     """
@@ -430,29 +430,26 @@ class PackedStatistics:
 class _StatisticsShard:
     """Batches to take statistics of."""
 
-    whence: ModelSpec
+    model_spec: ModelSpec
     plan: CalibrationPlan
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> PackedStatistics:
-        source = local_statistics_source(load_cached(self.whence).stepper, self.plan)
+        source = local_statistics_source(load_cached(self.model_spec).stepper, self.plan)
         return PackedStatistics.pack([each for _, statistics in source(self.batches) for each in statistics])
 
 
 @dataclass(frozen=True, eq=False)
 class _TraceShard:
-    """Batches to trace, with ``rules`` besides the plain columns; ``layers``, ``sample_every`` as of ``take_trace``."""
+    """Batches to trace."""
 
-    whence: ModelSpec
-    rules: tuple[OperatingPoint, ...]
-    layers: tuple[int, ...] | None
-    sample_every: int | None
+    model_spec: ModelSpec
+    options: TraceOptions
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> list[Trace]:
-        stepper = load_cached(self.whence).stepper
-        options: dict[str, Any] = {"rules": self.rules, "layers": self.layers, "sample_every": self.sample_every}
-        taken = (stream_traces(stepper, each, **options) for each in self.batches)
+        stepper = load_cached(self.model_spec).stepper
+        taken = (stream_traces(stepper, each, self.options) for each in self.batches)
         return [trace for traces in taken for trace in traces]
 
 
@@ -474,15 +471,13 @@ def iterate_worker_traces(
     crew: WorkerPool,
     spec: ModelSpec,
     sequences: Iterable[TokenSequence],
-    rules: Sequence[OperatingPoint] = (),
-    layers: Sequence[int] | None = None,
-    sample_every: int | None = None,
+    options: TraceOptions = PLAIN_TRACE,
 ) -> Iterator[Trace]:
-    """Traces batch by batch, as from ``trace.stream_traces``. Raises as ``worker_statistics_source``."""
-    read = None if layers is None else tuple(layers)
-    units = (
-        _TraceShard(spec, tuple(rules), read, sample_every, shard) for shard in _shards(iterate_batches(sequences))
-    )
+    """Traces batch by batch, as from ``trace.stream_traces``, without ``observe``.
+
+    Raises as ``worker_statistics_source``.
+    """
+    units = (_TraceShard(spec, options, shard) for shard in _shards(iterate_batches(sequences)))
     for _, trace in dispatch_in_order(crew, _TraceShard.read, units):
         yield from trace
 

@@ -43,8 +43,8 @@ EDGES_NATS: Floats = np.concatenate([[0.0], np.geomspace(LOWEST_NATS, HIGHEST_NA
 class DocumentMoments:
     """Second moments over documents, which give the clustered standard error of every mean entropy.
 
-    v_d = (tokens, Σ H after each layer) of document d; ``products`` float64 [1 + L, 1 + L] = Σ_d v_d v_dᵀ over
-    ``count`` documents. ``first`` and ``last``: (number, v) of the documents at both ends, which may continue in a
+    v_d = (tokens, Σ H after each layer read) of document d; ``products`` float64 [1 + read, 1 + read] = Σ_d v_d v_dᵀ
+    over ``count`` documents. ``first`` and ``last``: (number, v) of the documents at both ends, which may continue in a
     neighbouring batch.
     """
 
@@ -54,13 +54,13 @@ class DocumentMoments:
     last: tuple[int, Floats] | None = None
 
     @staticmethod
-    def empty(layers: int) -> DocumentMoments:
+    def empty(n_layers_read: int) -> DocumentMoments:
         """Moments of no documents."""
-        return DocumentMoments(0, np.zeros((1 + layers, 1 + layers)))
+        return DocumentMoments(0, np.zeros((1 + n_layers_read, 1 + n_layers_read)))
 
     @staticmethod
     def from_entropies(entropy: Floats, document: Ints) -> DocumentMoments:
-        """Moments of ``entropy`` [tokens, L], nats, whose tokens belong to ``document`` [tokens]."""
+        """Moments of ``entropy`` [tokens, read], nats, whose tokens belong to ``document`` [tokens]."""
         numbers, place = np.unique(document, return_inverse=True)
         sums = np.stack([np.bincount(place), *(np.bincount(place, weights=column) for column in entropy.T)], axis=1)
         first, last = (int(numbers[0]), sums[0]), (int(numbers[-1]), sums[-1])
@@ -93,10 +93,10 @@ class DocumentMoments:
 
 @dataclass(frozen=True, eq=False)
 class EntropyStatistics:
-    """Running statistics of entropies, per bin and layer.
+    """Running statistics of entropies, per bin and layer read.
 
-    ``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, L] of H and H², nats; ``histogram`` int64 [bins, L,
-    BUCKETS]; ``sequences`` counts windows. ``documents``: None if documents are unknown.
+    ``tokens`` int64 [bins]; ``sums``, ``squares`` float64 [bins, read] of H and H², nats; ``histogram`` int64 [bins,
+    read, BUCKETS]; ``sequences`` counts windows. ``documents``: None if documents are unknown.
     """
 
     tokens: Ints
@@ -107,15 +107,15 @@ class EntropyStatistics:
     documents: DocumentMoments | None = None
 
     @staticmethod
-    def empty(bins: int, layers: int) -> EntropyStatistics:
+    def empty(bins: int, n_layers_read: int) -> EntropyStatistics:
         """Statistics of no tokens."""
         return EntropyStatistics(
             np.zeros(bins, dtype=np.int64),
-            np.zeros((bins, layers)),
-            np.zeros((bins, layers)),
-            np.zeros((bins, layers, BUCKETS), dtype=np.int64),
+            np.zeros((bins, n_layers_read)),
+            np.zeros((bins, n_layers_read)),
+            np.zeros((bins, n_layers_read, BUCKETS), dtype=np.int64),
             0,
-            DocumentMoments.empty(layers),
+            DocumentMoments.empty(n_layers_read),
         )
 
     def __add__(self, other: EntropyStatistics) -> EntropyStatistics:
@@ -137,7 +137,7 @@ class EntropyStatistics:
     __hash__ = None  # type: ignore[assignment]  # holds arrays: equal by value, not hashable
 
     @property
-    def layers(self) -> int:
+    def n_layers_read(self) -> int:
         return self.sums.shape[1]
 
     def with_document_ended(self) -> EntropyStatistics:
@@ -156,11 +156,11 @@ class EntropyStatistics:
         return EntropyStatistics(joined(self.tokens), sums, squares, histogram, self.sequences, self.documents)
 
     def mean_nats(self) -> Floats:
-        """[bins, L]; NaN for a bin without tokens."""
+        """[bins, read]; NaN for a bin without tokens."""
         return self._per_token(self.sums)
 
     def deviation_nats(self) -> Floats:
-        """[bins, L] standard deviation; NaN for a bin without tokens."""
+        """[bins, read] standard deviation; NaN for a bin without tokens."""
         variance = self._per_token(self.squares) - self.mean_nats() ** 2
         return np.sqrt(np.maximum(variance, 0.0))  # rounding may give a negative difference of equal numbers
 
@@ -170,7 +170,7 @@ class EntropyStatistics:
         return ratio
 
     def quantile_nats(self, quantile: float) -> Floats:
-        """[bins, L] the ``quantile`` of the entropies; NaN without tokens.
+        """[bins, read] the ``quantile`` of the entropies; NaN without tokens.
 
         Raises:
             BadArgument: not within (0, 1).
@@ -230,7 +230,7 @@ def compute_trace_statistics(
 ) -> EntropyStatistics:
     """Statistics of one trace (or batch of it) in the bins of ``spec``, after the layers that it has read.
 
-    ``first_probe``: the layer at which confidence and predicted token are read; None if ``spec`` needs neither.
+    ``first_probe``: the layer at which top-1 probability and predicted token are read; None if ``spec`` needs neither.
     ``document``: [tokens] the text of each token, if known.
 
     Raises:
@@ -334,7 +334,8 @@ def compute_batch_entropies(
 def fast_entropy_nats(logits: Tensor) -> Tensor:
     """``entropy_nats`` of ``logits`` [n, V] in float32, with equal bits, but faster if no logit is −inf.
 
-    0·log 0 needs a special case only if a product is NaN; then it uses ``entropy_nats``.
+    ``signals`` bounds log p below, so that 0·log 0 of a masked logit is 0. That pass and its copy cost a quarter of the
+    time. Calibration leaves them out, and calls ``entropy_nats`` if a product was NaN.
     """
     entropy = -apply_in_row_blocks(logits, _expected_log_p)
     return entropy if math.isfinite(entropy.sum().item()) else apply_in_row_blocks(logits, _entropy)

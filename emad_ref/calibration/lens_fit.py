@@ -99,21 +99,20 @@ class LensPlan:
 
 @dataclass
 class LensFitState:
-    """State of a fit after ``steps`` and ``judged`` batches, of text with these digests.
+    """State of a fit after ``steps`` training batches and some held-out ones, of text with these digests.
 
-    ``nats`` [2, layers] sums over ``tokens``.
-
-    ``factors``: by layer, the tensors of its translator, bias last. ``moments``: Adam's own.
+    ``factors``: by layer, the tensors of its translator, bias last. ``moments``: Adam's own. ``nats`` [2, layers]: sums
+    over the ``tokens`` held out.
     """
 
     factors: dict[int, list[Tensor]]
     moments: dict[str, Any]
     steps: int = 0
-    judged: int = 0
+    held_out_batches: int = 0
     tokens: int = 0
     nats: Floats = field(default_factory=lambda: np.zeros((2, 0)))
-    lessons_digest: str = EMPTY_DIGEST
-    judged_digest: str = EMPTY_DIGEST
+    training_digest: str = EMPTY_DIGEST
+    held_out_digest: str = EMPTY_DIGEST
 
 
 def fit_lens(
@@ -232,14 +231,14 @@ def _fit_steps(stepper: Stepper, plan: LensPlan, windows: WindowSource, state: L
     adam = make_adam(plan, state)
     if state.moments:
         adam.load_state_dict(state.moments)
-    lessons = iterate_batches(_endless_windows(plan, windows), plan.tokens_per_step)
-    digest = _skip_batches(lessons, state.steps, state.lessons_digest, plan)
-    for batch in islice(lessons, plan.steps - state.steps):
+    training = iterate_batches(_endless_windows(plan, windows), plan.tokens_per_step)
+    digest = _skip_batches(training, state.steps, state.training_digest, plan)
+    for batch in islice(training, plan.steps - state.steps):
         states, final = states_and_final_log_probs(stepper, plan.layers, batch)
         losses = partial(_full_divergence, stepper, states, final)
         divergence = take_adam_step(adam, plan, state, state.steps, losses)
         digest.update(_batch_bytes(batch))
-        state.steps, state.lessons_digest, state.moments = state.steps + 1, digest.hexdigest(), adam.state_dict()
+        state.steps, state.training_digest, state.moments = state.steps + 1, digest.hexdigest(), adam.state_dict()
         yield divergence
 
 
@@ -287,7 +286,7 @@ def _measure_batches(
 ) -> Iterator[int]:
     """Yield the tokens of each further held-out batch, and add its divergences to ``state``."""
     batches = iterate_batches(limit_tokens(held_out_windows(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
-    digest = _skip_batches(batches, state.judged, state.judged_digest, plan)
+    digest = _skip_batches(batches, state.held_out_batches, state.held_out_digest, plan)
     for batch in batches:
         states, final = states_and_final_log_probs(stepper, plan.layers, batch)
         with torch.inference_mode():
@@ -300,7 +299,7 @@ def _measure_batches(
             ]
         digest.update(_batch_bytes(batch))
         state.nats = state.nats + np.array(sums).T
-        state.judged, state.judged_digest = state.judged + 1, digest.hexdigest()
+        state.held_out_batches, state.held_out_digest = state.held_out_batches + 1, digest.hexdigest()
         state.tokens += len(final)
         yield len(final)
 

@@ -4,7 +4,7 @@
     E*[H_ℓ] = isotonic(mean H_ℓ)   ``targets_nats``, ℓ ∈ P; ``bin_targets_nats`` by bin             (the same section)
     τ_ℓ = E*[H_ℓ] − m            ``Profile.point(m)``                       (EMAD, "Calibration details")
 
-It has raw means and the isotonic targets of the probes, for all tokens together and for each bin. The profile keeps its
+A profile holds raw means and the isotonic targets of the probes, for all tokens together and for each bin. It keeps its
 running statistics, so profiles of several corpora can be merged, and any quantile can be read. A profile belongs to one
 model, tokenizer and dtype; ``require`` refuses any other.
 """
@@ -55,7 +55,7 @@ def bins_from_json(data: Mapping[str, Any]) -> ThresholdBinSpec:
     return ThresholdBinSpec(
         features=tuple(data["features"]),
         position_edges=tuple(data["position_edges"]),
-        confidence_edges=tuple(data["confidence_edges"]),
+        top1_probability_edges=tuple(data["top1_probability_edges"]),
         frequency=bytes(int(digit) for digit in data["frequency"]),
     )
 
@@ -110,19 +110,22 @@ class BadProfile(EmadError):
     """Raised for a profile file that cannot be read, or belongs to another model."""
 
 
-PROFILE = FileFormat("profile", 4, "calibrate again with `emad calibrate`", BadProfile)
+PROFILE = FileFormat("profile", 5, "calibrate again with `emad calibrate`", BadProfile)
 
 
 @dataclass(frozen=True, repr=False)
 class Profile:
-    """``read``: the layers whose entropies were read, including the probes; ``mean_nats`` [read] raw means;
-    ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
+    """An entropy profile of one model on one text.
 
+    ``read``             layers whose entropies were read, including the probes.
+    ``mean_nats``        [read] raw means.
+    ``targets_nats``     [probes] isotonic targets.
+    ``tokens``           number of positions averaged.
     ``corpora``          tokens from each corpus; empty: all from ``corpus``.
     ``bins``             assignment of tokens; without features, the following two are empty.
     ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
-    ``fallbacks``        [bins] number of features that the bin dropped for lack of ``minimum_tokens``: its targets are
-                         those of all tokens with the same remaining features; 0 for its own targets.
+    ``dropped_features`` [bins] number of features that the bin dropped for lack of ``minimum_tokens``: its targets are
+                         its parent's; 0 for its own targets.
     ``statistics``       the source of all numbers; None for targets set in Python, which have no quantiles.
     """
 
@@ -141,7 +144,7 @@ class Profile:
     corpora: dict[str, int] = field(default_factory=dict)
     bins: ThresholdBinSpec = ONE_BIN
     bin_targets_nats: TargetRows = ()
-    fallbacks: tuple[int, ...] = ()
+    dropped_features: tuple[int, ...] = ()
     minimum_tokens: int = MINIMUM_TOKENS
     statistics: EntropyStatistics | None = None
 
@@ -156,7 +159,9 @@ class Profile:
         for targets in (self.targets_nats, *rows):
             assert len(targets) == len(self.probes), "one target per probe"
             assert list(targets) == sorted(targets, reverse=True), "targets never rise"
-        assert len(rows) == len(self.fallbacks) == bins.bin_count * bool(bins.features), "one row of targets per bin"
+        assert len(rows) == len(self.dropped_features) == bins.bin_count * bool(bins.features), (
+            "one row of targets per bin"
+        )
         assert not self.corpora or sum(self.corpora.values()) == self.tokens, "all tokens are of its corpora"
         if self.statistics is not None:
             assert self.statistics.sums.shape == (bins.bin_count, len(self.read)), "statistics by bin and layer read"
@@ -206,7 +211,7 @@ class Profile:
         def levels(statistics: EntropyStatistics) -> Floats:
             return statistics.quantile_nats(quantile)[:, _columns(self.probes, self.read)]
 
-        rows = _values_with_fallbacks(levels, self._statistics, self.bins, self.fallbacks)
+        rows = _values_of_bins_or_parents(levels, self._statistics, self.bins, self.dropped_features)
         return OperatingPoint(
             name=name_with_schedule_and_bins(f"quantile q={quantile:g}", schedule, self.bins),
             family="quantile",
@@ -219,7 +224,7 @@ class Profile:
         )
 
     def quantile_nats(self, quantile: float) -> Floats:
-        """[bins, read] the ``quantile`` of H in each bin, without fallback; NaN for a bin without tokens.
+        """[bins, read] the ``quantile`` of H in each bin, of its own tokens; NaN for a bin without tokens.
 
         Raises:
             BadArgument: a quantile outside (0, 1), or of a profile without statistics.
@@ -232,11 +237,11 @@ class Profile:
         Raises:
             BadArgument: more features than there are, or a profile without statistics.
         """
-        group = bin_indices_without_last_features(self.bins, dropped)
+        parent = bin_indices_without_last_features(self.bins, dropped)
         features = self.bins.features[: len(self.bins.features) - dropped]
         frequency = self.bins.frequency if "frequency" in features else b""
         bins = replace(self.bins, features=features, frequency=frequency)
-        statistics = self._statistics.pool_bin_groups(group)
+        statistics = self._statistics.pool_bin_groups(parent)
         targets = compute_targets(statistics, self.probes, self.read, bins, self.minimum_tokens)
         return replace(self, bins=bins, statistics=statistics, **targets._asdict())
 
@@ -301,9 +306,9 @@ def profile_of(
     bins : ThresholdBinSpec
         Bins with their own targets; none by default.
     minimum_tokens : int
-        Tokens below which a bin uses the targets of its ancestor.
-    document : DocumentMembership or None
-        The text of each token, int64 [tokens], if known.
+        Tokens below which a bin uses the targets of its parent.
+    document : int64 [tokens] or None
+        The number of each token's text.
 
     Returns
     -------
@@ -357,8 +362,8 @@ def profile_from_statistics(
             another number of layers.
     """
     require_probes(probes, layers)
-    if not set(probes) <= set(read) or statistics.layers != len(read):
-        raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.layers} layers")
+    if not set(probes) <= set(read) or statistics.n_layers_read != len(read):
+        raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.n_layers_read} layers")
     statistics = statistics.with_document_ended()
     targets = compute_targets(statistics, probes, read, bins, minimum_tokens)
     return Profile(
@@ -386,7 +391,7 @@ class EntropyTargets(NamedTuple):
     mean_nats: tuple[float, ...]
     targets_nats: tuple[float, ...]
     bin_targets_nats: TargetRows
-    fallbacks: tuple[int, ...]
+    dropped_features: tuple[int, ...]
 
 
 def compute_targets(
@@ -407,7 +412,7 @@ def compute_targets(
     bins : ThresholdBinSpec
         Features of the bins; one bin has no targets besides those of all tokens.
     minimum_tokens : int
-        Tokens below which a bin takes the targets of its ancestor.
+        Tokens below which a bin takes the targets of its parent.
 
     References
     ----------
@@ -417,7 +422,7 @@ def compute_targets(
 
     def targets(statistics: EntropyStatistics) -> Floats:
         means = statistics.mean_nats()[:, columns]
-        fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
+        fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets of its own
         for number in np.flatnonzero(statistics.tokens > 0):
             count = np.full(len(columns), statistics.tokens[number])
             fitted[number] = isotonic_targets(probes, means[number], count)
@@ -428,21 +433,23 @@ def compute_targets(
     if not bins.features:
         return EntropyTargets(means, overall, (), ())
     dropped = tuple(dropped_feature_count_by_bin(bins, statistics.tokens, minimum_tokens).tolist())
-    return EntropyTargets(means, overall, _to_rows(_values_with_fallbacks(targets, statistics, bins, dropped)), dropped)
+    return EntropyTargets(
+        means, overall, _to_rows(_values_of_bins_or_parents(targets, statistics, bins, dropped)), dropped
+    )
 
 
-def _values_with_fallbacks(
+def _values_of_bins_or_parents(
     values: Callable[[EntropyStatistics], Floats],
     statistics: EntropyStatistics,
     bins: ThresholdBinSpec,
-    fallbacks: Sequence[int],
+    dropped_features: Sequence[int],
 ) -> Floats:
-    """[bins, …] ``values`` of each bin, or of the ancestor without as many features as ``fallbacks`` [bins] says."""
-    dropped = np.array(fallbacks or (0,), dtype=np.int64)
+    """[bins, …] ``values`` of each bin, or of its parent without the ``dropped_features`` [bins] last features."""
+    dropped = np.array(dropped_features or (0,), dtype=np.int64)
     chosen: Floats = values(statistics)
     for level in range(1, int(dropped.max()) + 1):
-        group = bin_indices_without_last_features(bins, level)
-        theirs = values(statistics.pool_bin_groups(group))[group]
+        parent = bin_indices_without_last_features(bins, level)
+        theirs = values(statistics.pool_bin_groups(parent))[parent]
         chosen = np.where((dropped == level)[:, None], theirs, chosen)
     return chosen
 

@@ -1,6 +1,6 @@
-"""Regressions of calibration: isotonic thresholds, corrections of an estimator, a linear probe.
+"""Regressions of calibration: isotonic targets, corrections of an estimator, a linear probe.
 
-    τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes                 (EMAD, "Calibration details")
+    E*[H_ℓ] = isotonic(mean H_ℓ), non-increasing over probes             (EMAD, "Calibration details")
     H_ℓ ≈ a_ℓ·Ĥ_ℓ + c_ℓ on held-out tokens, by least squares             (EMAD, "Entropy estimation at inference")
     H_ℓ ≈ w_ℓ·x_ℓ + c_ℓ, x the head's input, by ridge regression         (``probes.estimators``)
 

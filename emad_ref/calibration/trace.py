@@ -5,10 +5,9 @@ earlier tokens ran (EMAD, "KV-consistent scheduling"). So one full-depth pass th
 
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal of a single layer's readout (H_ℓ, …)
 
-determines quality at every operating point by array arithmetic (``emad_ref.replay``). On request the trace also
-holds estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules: the signal, the loss and
-the argmax of a rule's emission after each layer, and the multiply-adds of its pruned readout. A rule's columns come
-from its own probe, run at all its layers with no token stopping.
+determines quality at every point under an exact schedule by array arithmetic (``emad_ref.replay``). On request the
+trace also holds estimates of H_ℓ, the true divergence KL(p_L ‖ p_ℓ), and the columns of confidence rules
+(``calibration.confidence_columns``).
 """
 
 from __future__ import annotations
@@ -25,17 +24,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.calibration import windows
+from emad_ref.calibration.confidence_columns import (
+    FEWEST_TOKENS,
+    ConfidenceColumns,
+    ConfidenceColumnsKey,
+    compute_columns_by_confidence_rule,
+    layers_read_by_rules,
+)
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper, make_source_cache_or_none
 from emad_ref.models.threads import all_threads_for_batches
-from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
-from emad_ref.probes.estimators import EntropyReader, layers_and_reader_by_estimator
-from emad_ref.probes.probe import Probe, make_confidence_probe
-from emad_ref.probes.pruned_vocabulary import CachedFullLogitHeads
+from emad_ref.point import EntropyEstimator, OperatingPoint
+from emad_ref.probes.estimators import layers_and_reader_by_estimator
 from emad_ref.probes.signal_values import iterate_row_slices, kl_from_log_probs
 from emad_ref.probes.tuned_lens import get_attached_lens, lens_macs_by_layer
-from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints
 from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import (
     ENTROPY,
@@ -47,138 +51,30 @@ from emad_ref.signals import (
     to_numpy_float64,
 )
 
-LOGITS_AT_A_TIME = 2**19  # logits that a rule holds at a time, over all layers; 2 MB of float32 fit the core's cache
 LOGITS_IN_CACHE = 2**23  # logits of one layer read at a time; 32 MB of float32 fit a shared cache
-FEWEST_TOKENS = 32  # least tokens read at a time; 0.1 GB for a rule of 17 layers and 50,304 tokens
-
-
-@dataclass(frozen=True)
-class ConfidenceColumnsKey:
-    """Key of a rule's columns: its signal, its parameters (pruning included) and its layers."""
-
-    signal: str
-    confidence: ConfidenceParameters
-    probes: tuple[int, ...]
-
-    @staticmethod
-    def from_point(point: OperatingPoint) -> ConfidenceColumnsKey:
-        """The rule of a point, regardless of thresholds and schedule.
-
-        Raises:
-            BadArgument: a point without a confidence, whose signal every trace holds.
-        """
-        if point.confidence is None:
-            raise BadArgument("point.confidence", None, "a confidence", f"any trace decides {point.name}")
-        return ConfidenceColumnsKey(point.signal, point.confidence, point.probes)
-
-
-@dataclass(frozen=True, eq=False)
-class ConfidenceColumns:
-    """``signal``, ``nll_nats`` float32, ``top1`` int32, ``macs`` int64, each [tokens, L]; see the module's docstring.
-
-    At layers that are no probes of the rule, ``nll_nats`` and ``top1`` are those of a full head.
-    ``heads`` bool [kinds of ``READOUTS``, L]: which readout a probe runs after each layer, before any token stops.
-    ``shows`` bool [L]: whether a token that stops there emits from that readout; else a full head follows.
-    """
-
-    signal: NDArray[np.float32]
-    nll_nats: NDArray[np.float32]
-    top1: NDArray[np.int32]
-    macs: Ints
-    heads: Bools
-    shows: Bools
-
-    @staticmethod
-    def empty(nll_nats: NDArray[np.float32], top1: NDArray[np.int32]) -> ConfidenceColumns:
-        """Columns of a rule before any reading, to be filled: it emits from full heads."""
-        tokens, layers = nll_nats.shape
-        return ConfidenceColumns(
-            np.full((tokens, layers), np.nan, dtype=np.float32),
-            nll_nats.copy(),
-            top1.copy(),
-            np.zeros((tokens, layers), dtype=np.int64),
-            np.zeros((len(READOUTS), layers), dtype=np.bool_),
-            np.zeros(layers, dtype=np.bool_),
-        )
-
-    def select_tokens(self, tokens: Ints) -> ConfidenceColumns:
-        """The columns of these tokens, in this order."""
-        return replace(self, **{name: getattr(self, name)[tokens] for name in TOKENWISE})
-
-    @staticmethod
-    def concatenate(parts: Sequence[ConfidenceColumns]) -> ConfidenceColumns:
-        """One rule's columns over the tokens of all parts, in order."""
-        rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TOKENWISE}
-        return ConfidenceColumns(**rows, heads=parts[0].heads, shows=parts[0].shows)
-
-
-TOKENWISE = ("signal", "nll_nats", "top1", "macs")
-
-
-def layers_read_by_rules(rules: Iterable[ConfidenceColumnsKey]) -> frozenset[int]:
-    """Layers after which any of the rules reads."""
-    return frozenset(layer for rule in rules for layer in rule.probes)
-
-
-@torch.inference_mode()
-def compute_columns_by_confidence_rule(
-    stepper: Stepper,
-    rules: Mapping[ConfidenceColumnsKey, OperatingPoint],
-    states: Mapping[int, Tensor],
-    target: Tensor,
-    nll_nats: NDArray[np.float32],
-    top1: NDArray[np.int32],
-) -> dict[ConfidenceColumnsKey, ConfidenceColumns]:
-    """The columns of every rule.
-
-    Args:
-        rules: rule → any point of it.
-        states: layer → states [tokens, D] after it, for every layer that a rule reads.
-        target: int64 [tokens] next tokens.
-        nll_nats, top1: [tokens, L] of full heads, for emissions at layers where a rule's probe shows none.
-
-    Raises:
-        NotFinite: a layer's signals are no numbers.
-    """
-    heads = CachedFullLogitHeads(stepper)
-    rule_probes = {rule: make_confidence_probe(stepper, point, heads) for rule, point in rules.items()}
-    columns = {rule: ConfidenceColumns.empty(nll_nats, top1) for rule in rules}
-    step = max(FEWEST_TOKENS, LOGITS_AT_A_TIME // (stepper.vocabulary_size * max(1, len(states))))
-    for rows in (slice(start, start + step) for start in range(0, len(target), step)):
-        for rule_probe in rule_probes.values():
-            rule_probe.begin_step()
-        for layer in sorted(states):
-            hidden = states[layer][rows]  # one tensor for all rules, which share their heads
-            for rule, rule_probe in rule_probes.items():
-                if layer in rule.probes:
-                    _write_columns(columns[rule], rule_probe, hidden, rule.probes.index(layer), layer, rows, target)
-    return columns
-
-
-def _write_columns(
-    columns: ConfidenceColumns, rule_probe: Probe, hidden: Tensor, column: int, layer: int, rows: slice, target: Tensor
-) -> None:
-    """Write the probe's readings of ``hidden`` into the columns."""
-    at, work = layer - 1, Work.none(columns.signal.shape[1])
-    reading = rule_probe.read(hidden, column, work)
-    columns.signal[rows, at] = reading.signal.float().cpu().numpy()
-    columns.heads[:, at] = work.readout_rows[:, at] > 0
-    if reading.macs is not None:
-        columns.macs[rows, at] = reading.macs
-    if reading.logits is not None:
-        columns.shows[at] = True
-        log_p = log_probabilities(reading.logits)
-        columns.nll_nats[rows, at] = -log_p.gather(-1, target[rows, None])[:, 0].float().cpu().numpy()
-        columns.top1[rows, at] = reading.logits.argmax(dim=-1).cpu().numpy()
 
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, besides the signals
-DIVERGENCE = "divergence_nats"  # from the last layer, on request
+DIVERGENCE_COLUMN = "divergence_nats"  # from the last layer, on request
 NO_ESTIMATORS: Mapping[EntropyEstimator, Sequence[int]] = {}
-NO_RULES: Mapping[ConfidenceColumnsKey, OperatingPoint] = {}
-NO_READERS: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = {}
 
 Observer = Callable[[int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What a trace holds besides the plain columns, and which heads it reads; ``take_trace`` explains each field."""
+
+    estimators: Mapping[EntropyEstimator, Sequence[int]] = field(default_factory=dict)
+    observe: Observer | None = None
+    rules: tuple[OperatingPoint, ...] = ()
+    lens: str | None = None
+    divergence: bool = False
+    layers: tuple[int, ...] | None = None
+    sample_every: int | None = None
+
+
+PLAIN_TRACE = TraceOptions()
 
 
 class EmptyCorpus(EmadError):
@@ -187,18 +83,22 @@ class EmptyCorpus(EmadError):
 
 @dataclass(frozen=True)
 class Trace:
-    """Columns over every decided position p of every sequence (p ≥ adaptive_from, with a next token), in order.
+    """Columns over every decided position of every sequence: those from the first decided one on with a next token.
 
-    ``signals``: float32 [tokens, L] by name, each of ``LAYERWISE`` in a complete trace. ``nll_nats``,
-    ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L]. ``estimates``: float32 [tokens, L] by
-    estimator, NaN at layers without it; ``macs_per_row``: multiply-adds of one reading by it. ``rules``: signals and
-    emissions of confidence rules, by rule. ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64
-    [sequences + 1] offsets into the rows. ``prompts``: int64 [sequences] positions before the first decided one.
-    ``lens``: digest of the tuned lens of all readouts except estimates; None: the model's own head. ``macs_ahead``:
-    int64 [L] multiply-adds per row of that lens in front of a head after each layer. ``divergence_nats``: float32
-    [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded. ``read_layers``: layers whose heads were read,
-    including the last; other columns hold NaN (``top1``: −1). None: every layer. ``sampled``: bool [tokens] positions
-    at which every layer's head was read nevertheless; None: nowhere.
+    ``signals``          float32 [tokens, L] by name, each of ``LAYERWISE`` in a complete trace.
+    ``nll_nats``         float32 [tokens, L] loss of the next token.
+    ``top1``, ``top1_probability``  int32, float32 [tokens, L] the likeliest token.
+    ``token``, ``target``, ``position``  int64 [tokens].
+    ``starts``           int64 [sequences + 1] offsets of sequences in these rows.
+    ``first_decided``    int64 [sequences] first decided position, which is the number of positions before it.
+    ``estimates``        float32 [tokens, L] by estimator, NaN at layers without it.
+    ``macs_per_row``     multiply-adds of one reading, by estimator.
+    ``rules``            columns of confidence rules.
+    ``lens``             digest of the tuned lens of all readouts except estimates; None: the model's own head.
+    ``lens_macs``        int64 [L] multiply-adds per row of that lens in front of a head after each layer.
+    ``divergence_nats``  float32 [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded.
+    ``read_layers``      layers whose heads were read, the last among them; others hold NaN (``top1``: −1). None: every.
+    ``sampled``          bool [tokens] positions at which every layer's head was read nevertheless; None: nowhere.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -209,12 +109,12 @@ class Trace:
     target: Ints
     position: Ints
     starts: Ints
-    prompts: Ints
+    first_decided: Ints
     estimates: dict[EntropyEstimator, NDArray[np.float32]] = field(default_factory=dict)
     macs_per_row: dict[EntropyEstimator, int] = field(default_factory=dict)
     rules: dict[ConfidenceColumnsKey, ConfidenceColumns] = field(default_factory=dict)
     lens: str | None = None
-    macs_ahead: Ints | None = None
+    lens_macs: Ints | None = None
     divergence_nats: NDArray[np.float32] | None = None
     read_layers: tuple[int, ...] | None = None
     sampled: Bools | None = None
@@ -268,9 +168,9 @@ class Trace:
         return self.divergence_nats
 
     @property
-    def lens_layer_macs(self) -> Ints:
+    def lens_macs_by_layer(self) -> Ints:
         """int64 [L] multiply-adds per row of the lens in front of a head after each layer."""
-        return np.zeros(self.layers, dtype=np.int64) if self.macs_ahead is None else self.macs_ahead
+        return np.zeros(self.layers, dtype=np.int64) if self.lens_macs is None else self.lens_macs
 
     def require_lens(self, point: OperatingPoint) -> None:
         """Refuse a point that reads below the last layer by another lens than this trace.
@@ -356,7 +256,7 @@ class Trace:
         """The sequences ``order`` [n] of this trace, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
         starts = np.concatenate([[0], np.cumsum(self.n_decided_by_sequence[order])])
-        return replace(self._select_rows(rows), starts=starts, prompts=self.prompts[order])
+        return replace(self._select_rows(rows), starts=starts, first_decided=self.first_decided[order])
 
     @property
     def fully_read_trace(self) -> Trace:
@@ -389,7 +289,7 @@ class Trace:
 
     @property
     def n_sequences(self) -> int:
-        return len(self.prompts)
+        return len(self.first_decided)
 
     @property
     def n_decided_by_sequence(self) -> Ints:
@@ -406,7 +306,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
     """One trace of all parts, in order."""
     if not parts:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
-    rows = (*COLUMNS, "token", "target", "position", "prompts")
+    rows = (*COLUMNS, "token", "target", "position", "first_decided")
     lengths = np.concatenate([part.n_decided_by_sequence for part in parts])
     has_divergence = any(part.divergence_nats is not None for part in parts)
     return Trace(
@@ -418,7 +318,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         },
         macs_per_row=parts[0].macs_per_row,
         lens=parts[0].lens,
-        macs_ahead=parts[0].macs_ahead,
+        lens_macs=parts[0].lens_macs,
         rules={rule: ConfidenceColumns.concatenate([part.rules[rule] for part in parts]) for rule in parts[0].rules},
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if has_divergence else None,
         read_layers=parts[0].read_layers,
@@ -429,7 +329,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
 def readout_columns(logits: Tensor, target: Tensor, where: str, final_log_p: Tensor | None = None) -> dict[str, Tensor]:
     """``COLUMNS`` and ``LAYERWISE`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
 
-    ``final_log_p`` [n, V]: of the last layer; then also ``DIVERGENCE`` from it.
+    ``final_log_p`` [n, V]: of the last layer; then also ``DIVERGENCE_COLUMN`` from it.
 
     Raises:
         NotFinite: logits hold NaN; ``where`` names the place.
@@ -451,7 +351,7 @@ def _block_columns(logits: Tensor, target: Tensor, final_log_p: Tensor | None) -
     read = dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
     if final_log_p is not None:
         log_q = log_probabilities(logits) if logits.dtype == torch.float64 else readout.log_probs
-        read[DIVERGENCE] = kl_from_log_probs(final_log_p, log_q).float()
+        read[DIVERGENCE_COLUMN] = kl_from_log_probs(final_log_p, log_q).float()
     return read
 
 
@@ -489,7 +389,7 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     For models with arithmetic that depends on the other tokens of the forward, such as dynamic quantisation with one
     scale per tensor, where decoding differs from one plain pass.
     """
-    tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.adaptive_from
+    tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.first_decided
     targets = torch.from_numpy(tokens[start + 1 :]).to(stepper.device)
     rows = [
         readout_columns(logits, target.expand(len(logits)), f"{number} positions after the prompt")
@@ -502,7 +402,7 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
         target=tokens[start + 1 :],
         position=np.arange(start, len(tokens) - 1),
         starts=np.array([0, len(rows)]),
-        prompts=np.array([start]),
+        first_decided=np.array([start]),
         estimates={},
         macs_per_row={},
         rules={},
@@ -559,46 +459,38 @@ def compute_states_and_final_readout(stepper: Stepper, batch: Sequence[TokenSequ
 
 def target_tokens(stepper: Stepper, batch: Sequence[TokenSequence]) -> Tensor:
     """int64 [tokens] the token after every decided position."""
-    return torch.from_numpy(np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])).to(stepper.device)
+    return torch.from_numpy(np.concatenate([s.tokens[s.first_decided + 1 :] for s in batch])).to(stepper.device)
 
 
 @torch.inference_mode()
 def trace_batch(
     stepper: Stepper,
     batch: Sequence[TokenSequence],
-    readers: Mapping[EntropyEstimator, tuple[Sequence[int], EntropyReader]] = NO_READERS,
-    observe: Observer | None = None,
-    rules: Mapping[ConfidenceColumnsKey, OperatingPoint] = NO_RULES,
-    lens: str | None = None,
-    divergence: bool = False,
-    layers: Sequence[int] | None = None,
-    sample_every: int | None = None,
+    options: TraceOptions = PLAIN_TRACE,
     final: StatesAndFinalReadout | None = None,
 ) -> Trace:
-    """The trace of one batch in one forward, through the attached ``lens`` of that digest.
-
-    ``readers``: estimator → (its layers, its reader). ``observe(layer, states [tokens, D], entropy)`` is called after
-    every layer that is read whole. ``rules``: rule → any point of it. ``divergence``, ``layers``, ``sample_every``: as
-    in ``take_trace``. ``final``: of this batch, if already read for its divergences.
+    """The trace of one batch in one forward. ``final``: of this batch, if already read for its divergences.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
         BadArgument: ``layers`` that the model lacks, or without one that a rule reads.
     """
+    readers, observe = layers_and_reader_by_estimator(stepper, options.estimators), options.observe
+    rules = {ConfidenceColumnsKey.from_point(point): point for point in options.rules}
     counts = np.array([sequence.n_decided for sequence in batch])
     target = target_tokens(stepper, batch)
     shape = (int(counts.sum()), stepper.layers)
     columns: dict[str, NDArray[Any]] = {
         name: np.full(shape, -1, dtype=np.int32) if name == "top1" else np.full(shape, np.nan, dtype=np.float32)
-        for name in (*COLUMNS, *LAYERWISE, DIVERGENCE)
+        for name in (*COLUMNS, *LAYERWISE, DIVERGENCE_COLUMN)
     }
     estimates = {estimator: np.full(shape, np.nan, dtype=np.float32) for estimator in readers}
     remembered: dict[int, Tensor] = {}
-    compared, tuned = layers_read_by_rules(rules), get_attached_lens(stepper, lens)
-    read = _layers_to_read(stepper.layers, layers, compared)
-    sampled = None if read is None or sample_every is None else _sample_positions(batch, sample_every)
+    compared, tuned = layers_read_by_rules(rules), get_attached_lens(stepper, options.lens)
+    read, every = _layers_to_read(stepper.layers, options.layers, compared), options.sample_every
+    sampled = None if read is None or every is None else _sample_positions(batch, every)
     sample = np.array([], dtype=np.int64) if sampled is None else np.flatnonzero(sampled)
-    if divergence and final is None:
+    if options.divergence and final is None:
         final = compute_states_and_final_readout(stepper, batch)
     for layer, states in enumerate(iterate_states_after(stepper, batch) if final is None else final.states, start=1):
         if layer in compared:
@@ -631,17 +523,17 @@ def trace_batch(
             observe(layer, states, torch.from_numpy(columns[ENTROPY.name][:, layer - 1]))
     trace = Trace(
         **_trace_fields(columns),
-        token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
+        token=np.concatenate([s.tokens[s.first_decided : -1] for s in batch]),
         target=target.cpu().numpy(),
         position=windows.decided_positions(batch),
         starts=np.concatenate([[0], np.cumsum(counts)]),
-        prompts=np.array([s.adaptive_from for s in batch]),
+        first_decided=np.array([s.first_decided for s in batch]),
         estimates=estimates,
         macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
         rules={},
-        lens=lens,
-        macs_ahead=None if tuned is None else lens_macs_by_layer(tuned, stepper.layers),
-        divergence_nats=columns[DIVERGENCE] if divergence else None,
+        lens=options.lens,
+        lens_macs=None if tuned is None else lens_macs_by_layer(tuned, stepper.layers),
+        divergence_nats=columns[DIVERGENCE_COLUMN] if options.divergence else None,
         read_layers=read,
         sampled=sampled,
     )
@@ -674,21 +566,11 @@ def iterate_head_slices(stepper: Stepper, rows: int) -> Iterator[slice]:
 
 
 def stream_traces(
-    stepper: Stepper,
-    sequences: Iterable[TokenSequence],
-    estimators: Mapping[EntropyEstimator, Sequence[int]] = NO_ESTIMATORS,
-    observe: Observer | None = None,
-    rules: Iterable[OperatingPoint] = (),
-    lens: str | None = None,
-    divergence: bool = False,
-    layers: Sequence[int] | None = None,
-    sample_every: int | None = None,
+    stepper: Stepper, sequences: Iterable[TokenSequence], options: TraceOptions = PLAIN_TRACE
 ) -> Iterator[Trace]:
     """Traces batch by batch, in constant memory for any length of the corpus."""
-    distinct = {ConfidenceColumnsKey.from_point(point): point for point in rules}
-    readers = layers_and_reader_by_estimator(stepper, estimators)
     for batch in windows.iterate_batches(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence, layers, sample_every)
+        yield trace_batch(stepper, batch, options)
 
 
 def take_trace(
@@ -716,7 +598,7 @@ def take_trace(
     estimators : mapping of EntropyEstimator to layers
         Estimates to record besides the full entropy, and their layers.
     observe : callable or None
-        Called as in ``trace_batch``.
+        Called with (layer, states [tokens, D], entropy [tokens]) after every layer that is read at every position.
     rules : sequence of OperatingPoint
         Points whose confidence rules are recorded, each rule once for all thresholds. A rule takes more time than the
         plain columns, and four times [tokens, L] of memory.
@@ -746,16 +628,22 @@ def take_trace(
     BadArgument
         A point without a confidence, or of another lens, among ``rules``; a lens not attached; ``layers`` beyond L.
     """
-    rules = list(rules)
-    others = [point.name for point in rules if point.lens != lens]
+    options = TraceOptions(
+        estimators=estimators,
+        observe=observe,
+        rules=tuple(rules),
+        lens=lens,
+        divergence=divergence,
+        layers=None if layers is None else tuple(layers),
+        sample_every=sample_every,
+    )
+    others = [point.name for point in options.rules if point.lens != lens]
     if others:
         expected = f"points with the lens {lens!r:.20} of this trace"
         raise BadArgument("rules", others, expected, "what a token emits is read through one lens or another")
-
-    def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-        return stream_traces(stepper, ordered, estimators, observe, rules, lens, divergence, layers, sample_every)
-
-    return trace_and_assemble_batches(sequences, traced, progress, file)
+    return trace_and_assemble_batches(
+        sequences, lambda ordered: stream_traces(stepper, ordered, options), progress, file
+    )
 
 
 def trace_and_assemble_batches(
@@ -810,11 +698,11 @@ def take_own_and_lens_traces(
     """
 
     def traced(ordered: list[TokenSequence]) -> Iterator[tuple[Trace, ...]]:
-        readers = layers_and_reader_by_estimator(stepper, estimators)
+        plain = TraceOptions(divergence=True, layers=None if layers is None else tuple(layers))
+        through_lens = replace(plain, estimators=estimators, lens=lens)
         for batch in windows.iterate_batches(ordered):
             final = compute_states_and_final_readout(stepper, batch)
-            shared: dict[str, Any] = {"divergence": True, "layers": layers, "final": final}
-            yield trace_batch(stepper, batch, **shared), trace_batch(stepper, batch, readers, lens=lens, **shared)
+            yield trace_batch(stepper, batch, plain, final), trace_batch(stepper, batch, through_lens, final)
 
     own, tuned = _assemble(sequences, traced, progress, file)
     return own, tuned

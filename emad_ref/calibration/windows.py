@@ -25,21 +25,21 @@ TOKENS_PER_BATCH = 2048  # bounds the logits of one layer; 2048 × 50,304 floats
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
+    """``tokens`` int64 [n], opening token included; positions before ``first_decided`` are prompt, at full depth.
 
     ``document`` numbers the text it was cut from: windows of one document are not independent. ``source`` int64 [s]:
     the encoder input of an encoder-decoder model; None for decoder-only models.
     """
 
     tokens: Ints
-    adaptive_from: int = 0
+    first_decided: int = 0
     document: int = 0
     source: Ints | None = None
 
     @property
     def n_decided(self) -> int:
-        """Decided positions: those from ``adaptive_from`` on that have a next token."""
-        return len(self.tokens) - 1 - self.adaptive_from
+        """Decided positions: those from ``first_decided`` on that have a next token."""
+        return len(self.tokens) - 1 - self.first_decided
 
     @property
     def n_forward_tokens(self) -> int:
@@ -117,10 +117,10 @@ def iterate_batches(
         if len(sequence.tokens) < 2:
             raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
         last = len(sequence.tokens) - 2
-        if not 0 <= sequence.adaptive_from <= last:
+        if not 0 <= sequence.first_decided <= last:
             remedy = "nothing is decided in the sequence"
-            raise BadArgument("adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", remedy)
-        n_decided, read = last + 1 - sequence.adaptive_from, sequence.forward_input_key
+            raise BadArgument("first_decided", sequence.first_decided, f"a position in 0–{last}", remedy)
+        n_decided, read = last + 1 - sequence.first_decided, sequence.forward_input_key
         rows = len(inputs) + (read not in inputs)
         if batch and max(max(widest, sequence.n_forward_tokens) * rows, decided + n_decided) > tokens:
             yield batch
@@ -155,4 +155,4 @@ def deduplicate_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequen
 
 def decided_positions(batch: Sequence[TokenSequence]) -> Ints:
     """int64 [tokens] of all decided positions."""
-    return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
+    return np.concatenate([np.arange(s.first_decided, len(s.tokens) - 1) for s in batch])

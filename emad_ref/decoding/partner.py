@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints, TokenLog, Work
 from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import require_finite
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -76,11 +72,13 @@ class TokenLoggingSession:
         self._log, self._schedule, probes = log, get_point_schedule(partner.point), len(partner.point.probes)
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
-        self._before = [len(prompt.tokens) - 1 for prompt in prompts]
+        self._first_decided = [len(prompt.tokens) - 1 for prompt in prompts]
         self._trail: list[
             list[int]
         ] = []  # depths of the tokens in the cache, from which the schedule admits the next one
-        for row, (sequence, prompt, before) in enumerate(zip(self.sequences, prompts, self._before, strict=True)):
+        for row, (sequence, prompt, before) in enumerate(
+            zip(self.sequences, prompts, self._first_decided, strict=True)
+        ):
             at_ceiling = np.full(before + 1, partner.point.ceiling)
             depth, signal = at_ceiling.copy(), np.full((before + 1, probes), np.nan)
             depth[-1], signal[-1] = step.depth[row, -1], step.signal[row, -1]
@@ -143,7 +141,8 @@ class TokenLoggingSession:
         self.session.drop(np.array(rows, dtype=np.int64))
         remaining = [row for row in range(len(self.sequences)) if row not in set(rows)]
         self.sequences = [self.sequences[row] for row in remaining]
-        self._trail, self._before = [self._trail[row] for row in remaining], [self._before[row] for row in remaining]
+        self._trail = [self._trail[row] for row in remaining]
+        self._first_decided = [self._first_decided[row] for row in remaining]
 
     def close(self) -> None:
         self.session.close()
@@ -152,7 +151,7 @@ class TokenLoggingSession:
         """Lengthen a row's trail by tokens of ``depth`` [n]; returns their caps [n]."""
         trail, caps = self._trail[row], []
         for each in depth.tolist():
-            caps.append(self._schedule.admit(self.partner.point, trail, self._before[row], len(trail)).cap)
+            caps.append(self._schedule.admit(self.partner.point, trail, self._first_decided[row], len(trail)).cap)
             trail.append(each)
         return np.array(caps, dtype=np.int64)
 

@@ -186,7 +186,7 @@ def _switching_path(
     model: list[int] = []
     bits: list[float] = []
     rolling: list[float] = []
-    current, run = rule.start, 0
+    current, run = rule.start, 1
     while True:
         token, entropy = yield from _next_token(node, current, tokens)
         tokens.append(token)
@@ -197,8 +197,8 @@ def _switching_path(
         if text.is_complete(tokens):
             whole = np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64)
             return SwitchedText(len(text.prompt), *whole, np.array(bits), np.array(rolling))
-        following = rule.next_model(rolling[-1], current, run + 1)
-        current, run = following, run + 1 if following == current else 0
+        following = rule.next_model(rolling[-1], current, run)
+        current, run = following, run + 1 if following == current else 1
 
 
 def _speculation_path(

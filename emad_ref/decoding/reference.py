@@ -73,9 +73,10 @@ class ReferenceSession:
         self._forward, self._stepper = forward, forward.stepper
         self._point, self._schedule = forward.point, forward.schedule
         cache = self._stepper.open_cache([prompt.source for prompt in prompts], capacity)
-        self._store = SessionState(self._stepper, cache, DeferredStates(len(prompts)), Work.none(self._stepper.layers))
+        deferred, work = DeferredStates(len(prompts)), Work.none(self._stepper.layers)
+        self._store = SessionState(self._stepper, cache, deferred, work, forward.translators)
         self._trail: list[list[int]] = [[] for _ in prompts]
-        self._prompt = [len(prompt.tokens) - 1 for prompt in prompts]  # positions before the first decided one
+        self._first_decided = [len(prompt.tokens) - 1 for prompt in prompts]  # by row, the first decided position
         self._committed = np.zeros(len(prompts), dtype=np.int64)
         self._open = True
 
@@ -130,9 +131,8 @@ class ReferenceSession:
         length = self._checked_length(length, "rollback")
         for row, new_length in enumerate(length.tolist()):
             del self._trail[row][new_length:]
-            self._prompt[row] = min(
-                self._prompt[row], new_length
-            )  # the rule decides everything after a shortened prompt
+            # the rule decides everything after a shortened prompt
+            self._first_decided[row] = min(self._first_decided[row], new_length)
         self._store.cache.truncate(length)
         self._store.deferred.truncate(length)
 
@@ -148,7 +148,8 @@ class ReferenceSession:
             raise BadArgument("rows", sorted(gone), expected, "close() ends the whole session")
         self._store.cache.drop_rows(np.array(sorted(gone), dtype=np.int64))
         remaining = [row for row in rows_now if row not in gone]
-        self._trail, self._prompt = [self._trail[row] for row in remaining], [self._prompt[row] for row in remaining]
+        self._trail = [self._trail[row] for row in remaining]
+        self._first_decided = [self._first_decided[row] for row in remaining]
         self._committed = self._committed[remaining]
         self._store.deferred.keep_rows(remaining)
 
@@ -203,7 +204,7 @@ class ReferenceSession:
             caps, by_rule = forced[:, 0], np.zeros(len(forced), dtype=bool)
         positions = length[:, None] + np.arange(ids.shape[1])
         inputs = self._stepper.prepare_forward(positions, cache, caps=caps, by_rule=by_rule)
-        decided = length - np.array(self._prompt)
+        decided = length - np.array(self._first_decided)
         output = self._forward.run_step(StepInput(ids, inputs, self._store, decided, last))
         # without a probe no other check notices NaN, and the argmax of NaN is a valid id
         require_finite(output.logits.amax(dim=-1), "at the depth of emission")
@@ -239,8 +240,8 @@ class ReferenceSession:
         """Admission of the schedule for the next token of each row, after ``length`` [rows] tokens (all by default)."""
         lengths = self.length if length is None else length
         return [
-            self._schedule.admit(self._point, trail, prompt, n)
-            for trail, prompt, n in zip(self._trail, self._prompt, lengths.tolist(), strict=True)
+            self._schedule.admit(self._point, trail, first_decided, t)
+            for trail, first_decided, t in zip(self._trail, self._first_decided, lengths.tolist(), strict=True)
         ]
 
     def _require_open(self) -> None:
@@ -262,12 +263,11 @@ class ReferenceSession:
         for row, depths in enumerate(depth.tolist()):
             trail = list(self._trail[row])
             for i, one in enumerate(depths):
-                admitted = self._schedule.admit(self._point, trail, self._prompt[row], len(trail))
+                admitted = self._schedule.admit(self._point, trail, self._first_decided[row], len(trail))
                 if one != admitted.cap and (admitted.fixed or not 1 <= one < admitted.cap):
                     admits = admitted.cap if admitted.fixed else f"1–{admitted.cap}"
-                    raise InadmissibleDepth(
-                        f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {self._schedule.why}"
-                    )
+                    why = self._schedule.inadmissible_reason
+                    raise InadmissibleDepth(f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {why}")
                 trail.append(one)
         return depth
 

@@ -4,18 +4,21 @@
     for ℓ in P ∪ {D_{t−1}}, ascending:       the layers where a row may stop
         h_ℓ = run_layers(h, …, ℓ)            each block writes its K and V
         if ℓ in P and Ĥ_ℓ ≤ τ_ℓ: D_t = ℓ     the probe reads Ĥ_ℓ, the rule compares it
-        if ℓ = D_{t−1}:          D_t = ℓ     no rule fired: D_t = min(L, D_{t−1})
+        if ℓ = D_{t−1}:          D_t = ℓ     no rule fired
     emit from head(norm(h_{D_t}))
 
     t, ℓ        a row's token; a layer, counted from 1       h_ℓ     ``hidden`` [running, n, D]
     P           ``point.probes``                             Ĥ_ℓ     ``signal`` [running]
-    D_t         ``output.depth`` [rows, n]                   τ_ℓ     ``point.thresholds`` [bins][probes], less m
-    D_{t−1}     ``running.caps`` [running]                   L       ``point.layers``
+    D_t         ``output.depth`` [rows, n]                   τ_ℓ     ``point.thresholds`` [bins][probes]
+    D_{t−1}     ``running.caps`` [running]
+
+Thresholds have m already subtracted. The cap D_{t−1} of a sequence's first token is ``point.ceiling``, L for EMAD
+(``schedule.schedules._admit_monotone``).
 
 A step meets three objects: ``RunningRows``, the rows that still run; ``LayerInputs``, what their layers take; and
 ``StepOutput``, what it emits. A row that stops leaves the batch for the layers above; the schedule's flow
-(``schedule.schedules``) settles the K/V that the cache still needs there, and a schedule that never rises needs none.
-A full-softmax probe's logits are also the output of a row that stops there. After other estimators
+(``schedule.schedules``) writes or defers the K/V that the cache still needs there. A schedule that never rises needs
+none. A full-softmax probe's logits are also the output of a row that stops there. After other estimators
 (``probes.estimators``) a row that stops runs the full head. The step counts the work that it executes.
 """
 
@@ -124,8 +127,8 @@ class AdaptiveForward:
     def can_decide_chunks(self) -> bool:
         """Whether one pass decides several tokens.
 
-        False if depth is not by prefix, if thresholds depend on bins, decay or interpolation, for estimates of the
-        entropy, and if a probe remembers shallower layers of rows that stop.
+        True if depth is by prefix, there is one bin, no decay and no interpolation, the probe reads the full head, and
+        it remembers no shallower layer.
         """
         point = self.point
         several = (
@@ -259,7 +262,7 @@ class AdaptiveForward:
         """Embed the rows into the schedule's flow; the probe forgets the previous step."""
         self.probe.begin_step()
         hidden = self.stepper.embed(step.tokens, step.inputs)  # h_0
-        return self.schedule.flow(step.state, hidden, step.inputs, self.point.ceiling, self.translators)
+        return self.schedule.flow(step.state, hidden, step.inputs, self.point.ceiling)
 
     def _next_exit(self, layer: int, running: RunningRows) -> int:
         """The next layer after which a running row may stop: a probe if the rule reads, else the lowest cap."""
@@ -272,12 +275,12 @@ class AdaptiveForward:
         ``logits`` [running, V]; a point without them refuses features that need them.
         """
         position = np.array(running.starts) + running.queries
-        confidence, top1 = np.zeros(len(running), dtype=np.float32), np.zeros(len(running), dtype=np.int64)
+        probability, top1 = np.zeros(len(running), dtype=np.float32), np.zeros(len(running), dtype=np.int64)
         if logits is not None:
             best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
-            confidence, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
+            probability, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
         bins = np.zeros(rows, dtype=np.intp)
-        bins[running.row_ids] = assign_bins(self.point.bins, position, confidence, top1)
+        bins[running.row_ids] = assign_bins(self.point.bins, position, probability, top1)
         return bins
 
 

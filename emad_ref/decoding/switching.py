@@ -7,7 +7,8 @@
            the current model otherwise
 
 Symbols: ``threshold_bits`` is τ, ``window`` w, ``least_run`` d_min, ``run`` c, the tokens the current model has emitted
-since it took over ("Dynamic Switching Mechanism"). The paper's ≥ and ≤ overlap at equality; here the large model wins.
+since it took over, token t included ("Dynamic Switching Mechanism"). The paper's ≥ and ≤ overlap at equality; here the
+large model wins.
 
 The paper leaves open, and we define: before w tokens are emitted, H̄_t is the mean over the existing ones. The window
 continues across a switch: it holds the last w tokens, whichever model emitted them. H_t is known with token t's logits,
@@ -94,10 +95,10 @@ class SwitchingRule:
 
     def model_by_token(self, entropies_bits: Sequence[float]) -> Ints:
         """int64 [T + 1]: the models of tokens 1 … T + 1, from the entropies [T] of tokens 1 … T."""
-        chosen, run = [self.start], 0
+        chosen, run = [self.start], 1
         for mean in rolling_means(entropies_bits, self.window).tolist():
-            following = self.next_model(mean, chosen[-1], run + 1)
-            run = run + 1 if following == chosen[-1] else 0
+            following = self.next_model(mean, chosen[-1], run)
+            run = run + 1 if following == chosen[-1] else 1
             chosen.append(following)
         return np.array(chosen, dtype=np.int64)
 
@@ -252,7 +253,7 @@ class _SwitchedSequence:
     def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> Iterator[tuple[int, int]]:
         """(token, model) one by one; the row is complete once all are consumed."""
         with ExitStack() as stack:
-            current, run = self.rule.start, 0
+            current, run = self.rule.start, 1
             session = self._open(stack, current, self.prompt, PROMPT, DECODE)
             self.opening_work[current] = session.opening_work
             self.history, logits = list(map(int, self.prompt.tokens)), session.logits
@@ -264,8 +265,8 @@ class _SwitchedSequence:
                     self.reason = "stop token"
                 if self.reason == "stop token" or len(self.model) == max_new:
                     break
-                following = self.rule.next_model(self.rolling_bits[-1], current, run + 1)
-                current, run = following, run + 1 if following == current else 0
+                following = self.rule.next_model(self.rolling_bits[-1], current, run)
+                current, run = following, run + 1 if following == current else 1
                 logits = self._read_on(stack, current, logits)
             self.work = {model: session.work for model, session in self.sessions.items()}
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.trace import FEWEST_TOKENS, iterate_head_slices, target_tokens
+from emad_ref.calibration.confidence_columns import FEWEST_TOKENS
+from emad_ref.calibration.trace import iterate_head_slices, target_tokens
 from emad_ref.calibration.windows import (
     TOKENS_PER_BATCH,
     TokenSequence,
@@ -54,7 +55,7 @@ class TeacherForcedText:
 
 def teacher_force(decoder: Decoder, sequence: TokenSequence) -> TeacherForcedText:
     """Feed ``sequence`` token by token from its first decided position on; the last token is only predicted."""
-    first, tokens = sequence.adaptive_from + 1, sequence.tokens
+    first, tokens = sequence.first_decided + 1, sequence.tokens
     session, step = decoder.start([Prompt(tokens[:first])])
     steps = [step, *(session.feed(token[None, None]) for token in tokens[first:-1])]
     work = session.work
@@ -105,7 +106,7 @@ def batch_indices_by_length(sequences: Sequence[TokenSequence], rows: int = BATC
 
     Rows that start together share their masks; rows that end together stay together to the end.
     """
-    order = iter(sorted(range(len(sequences)), key=lambda i: (sequences[i].adaptive_from, len(sequences[i].tokens))))
+    order = iter(sorted(range(len(sequences)), key=lambda i: (sequences[i].first_decided, len(sequences[i].tokens))))
     while chosen := list(islice(order, rows)):
         yield chosen
 
@@ -146,7 +147,7 @@ def is_fed_layerwise(point: OperatingPoint) -> bool:
     token.
     """
     by_probe = point.bins.bin_count == 1 and not point.interpolate and point.confidence is None
-    return get_point_schedule(point).settle is None and by_probe
+    return get_point_schedule(point).resolve_depths is None and by_probe
 
 
 class _DecidedColumns:
@@ -192,7 +193,7 @@ def _force_layerwise(
     hidden = stepper.embed(index(tokens), inputs)
     counts = np.array([text.n_decided for text in batch])
     row, position = np.repeat(np.arange(len(batch)), counts), decided_positions(batch)
-    decided = position - np.array([text.adaptive_from for text in batch])[row]
+    decided = position - np.array([text.first_decided for text in batch])[row]
     rows, positions = index(row), index(position)
     target = target_tokens(stepper, batch)
     columns, running = _DecidedColumns(row.shape, len(point.probes)), np.arange(len(row))
@@ -255,9 +256,9 @@ def iterate_teacher_forced_steps(decoder: WalkedDecoder, batch: Sequence[TokenSe
         BadArgument: as the decoder raises for these texts.
         NotFinite: logits hold NaN or +inf.
     """
-    prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source) for text in batch]
+    prompts = [Prompt(text.tokens[: text.first_decided + 1], text.source) for text in batch]
     following, lengths = padded_tokens_and_lengths(
-        [TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch]
+        [TokenSequence(text.tokens[text.first_decided + 1 :]) for text in batch]
     )
     targets = torch.from_numpy(following).to(decoder.stepper.device)
     room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)

@@ -423,8 +423,7 @@ def anatomy_of(config: Any) -> Anatomy:
 
     Raises:
         BadArgument: a family without a row or an unsupported variant, bidirectional attention, or length-dependent
-        rotary
-            frequencies.
+            rotary frequencies.
     """
     family = family_of_config(config)
     if getattr(config, "use_bidirectional_attention", None):

@@ -10,9 +10,11 @@ p_ℓ is the expert, the readout of the reached layer; p_m the amateur, of a lay
     weighted   m = ⌊ℓ/2⌋
     JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
 
-p_DCD has mass 1 on H plus the mass of p_ℓ outside, so it is a score. The authors' code scales p_LCD to the mass of H
-(``rescale``), which makes it a distribution. A smaller α includes more tokens that are unlikely in both layers: α′ = α
-/ (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
+p_DCD has mass 1 on H plus the mass of p_ℓ outside, so it is a score. ``rescale`` scales p_LCD to the mass of H, which
+makes it a distribution. The authors' code does so for the weighted contrast; there its score is 0 outside H, which is
+not implemented. For JSD it multiplies p_LCD by Σ p_ℓ over the whole vocabulary, which is 1. A smaller α includes more
+tokens that are unlikely in both layers: α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence
+of p_ℓ.
 
 Distributions are logarithms [rows, V], over the whole vocabulary or the same part of it in p_ℓ and p_m; a token at −inf
 is in neither. Without an amateur (JSD after layer j, any layer below j) the signal is NaN, and no other rule replaces

@@ -150,17 +150,18 @@ def _import_faiss() -> Any:
     return faiss
 
 
-def estimate_entropy_and_top1_p(values: Tensor, rest: int) -> tuple[Tensor, Tensor]:
-    """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``rest``.
+def estimate_entropy_and_top1_p(values: Tensor, n_unseen: int) -> tuple[Tensor, Tensor]:
+    """(Ĥ in nats, top-1 probability), each [...], from retrieved logits [..., K], descending, and V − K = ``n_unseen``.
 
-    float32, or float64 for float64 logits. A NaN logit gives a NaN entropy.
+    The V − K other logits are bounded by the K-th, z_K, and counted as equal to it (EMAD, "Entropy estimation at
+    inference"). float32, or float64 for float64 logits. A NaN logit gives a NaN entropy.
     """
     z = values if values.dtype == torch.float64 else values.float()
-    if rest == 0:
+    if n_unseen == 0:
         return entropy_nats(z), torch.softmax(z, dim=-1)[..., 0]
-    groups = torch.cat([z, z[..., -1:] + math.log(rest)], dim=-1)
+    groups = torch.cat([z, z[..., -1:] + math.log(n_unseen)], dim=-1)
     p = torch.softmax(groups, dim=-1)
-    return entropy_nats(groups) + math.log(rest) * p[..., -1], p[..., 0]
+    return entropy_nats(groups) + math.log(n_unseen) * p[..., -1], p[..., 0]
 
 
 def apply_softcap(logits: Tensor, softcap: float | None) -> Tensor:
@@ -210,10 +211,10 @@ GATHERED_ENTRIES = 2**24  # entries of gathered rows at a time
 
 @dataclass(frozen=True, eq=False)
 class LowRankFactors:
-    """``inner`` A [E, r], ``outer`` B [r, V] contiguous, ``mean`` μ [E], in the unembedding's dtype."""
+    """``a`` A [E, r], ``b`` B [r, V] contiguous, ``mean`` μ [E], in the unembedding's dtype."""
 
-    inner: Tensor
-    outer: Tensor
+    a: Tensor
+    b: Tensor
     mean: Tensor
 
 
@@ -246,14 +247,14 @@ def low_rank_factors(unembedding: Tensor, rank: int, principal: PrincipalAxes | 
     if not 1 <= rank <= width:
         raise BadArgument("estimator.rank", rank, f"1–{width}, the width of the unembedding")
     principal = principal_axes(unembedding) if principal is None else principal
-    mean, inner = principal.mean, principal.axes[:, :rank]
-    outer = torch.cat([((rows - mean) @ inner).T.to(rows.dtype) for rows in torch.split(unembedding, CHUNK)], dim=1)
-    return LowRankFactors(inner.to(unembedding.dtype).contiguous(), outer, mean.to(unembedding.dtype))
+    mean, a = principal.mean, principal.axes[:, :rank]
+    b = torch.cat([((rows - mean) @ a).T.to(rows.dtype) for rows in torch.split(unembedding, CHUNK)], dim=1)
+    return LowRankFactors(a.to(unembedding.dtype).contiguous(), b, mean.to(unembedding.dtype))
 
 
 def approximate_logits(factors: LowRankFactors, normed: Tensor, bias: Tensor | None) -> Tensor:
     """(x·A)·B + b, [rows, V]: the approximate logits minus x·μ, which is equal for all tokens."""
-    logits = (normed @ factors.inner) @ factors.outer
+    logits = (normed @ factors.a) @ factors.b
     return logits if bias is None else logits + bias
 
 
@@ -267,7 +268,7 @@ class LowRankIndex:
 
     def macs_per_row(self, k: int) -> int:
         """E·r + r·V for the retrieval, K·E for the logits."""
-        return self.factors.inner.numel() + self.factors.outer.numel() + k * self.rows.shape[1]
+        return self.factors.a.numel() + self.factors.b.numel() + k * self.rows.shape[1]
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
         ids = approximate_logits(self.factors, states, self.bias).topk(k, dim=-1).indices
@@ -292,14 +293,14 @@ class LowRankEntropy:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        vocabulary = self.factors.outer.shape[1]
+        vocabulary = self.factors.b.shape[1]
         if not 1 <= self.k <= vocabulary:
             raise BadArgument("estimator.k", self.k, f"1–{vocabulary}, the size of the vocabulary")
 
     @property
     def macs_per_row(self) -> int:
         """E·r + r·V for the factors, E for the mean row."""
-        return self.factors.inner.numel() + self.factors.outer.numel() + self.factors.mean.numel()
+        return self.factors.a.numel() + self.factors.b.numel() + self.factors.mean.numel()
 
     def __call__(self, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(Ĥ in nats, top-1 token, top-1 probability), each [rows], of the head's input [rows, E]."""
@@ -351,7 +352,7 @@ def build_linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Te
 
 
 UNKNOWN_TOKEN = -1
-SEARCHES: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # key: a model's unembedding and a rank
+INDEX_BUILDERS: dict[str, Callable[[Stepper, Tensor, int], RowIndex]] = {  # key: a model's unembedding and a rank
     "exact": lambda stepper, rows, _: ExactIndex(rows, _bias(stepper)),
     "faiss": lambda stepper, rows, _: FaissIndex(rows, _bias(stepper)),
     "lowrank": lambda stepper, rows, rank: LowRankIndex(rows, _factors(stepper, rank), _bias(stepper)),
@@ -503,7 +504,7 @@ def _full_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> 
 
 
 def _topk_reader(stepper: Stepper, estimator: EntropyEstimator, probes: int) -> EntropyReader:
-    search = SEARCHES[estimator.search]
+    search = INDEX_BUILDERS[estimator.search]
     key = ("index", estimator.search, estimator.rank)
     index = _cached(stepper, key, lambda rows: search(stepper, rows, estimator.rank))
     estimate = TopKEntropy(index, estimator.k, len(stepper.unembedding), stepper.logit_softcap)

@@ -304,11 +304,11 @@ def get_point_lens(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
 
 def lens_macs_by_layer(lens: TunedLens | None, layers: int) -> Ints:
     """int64 [L] multiply-adds per row in front of a head after each layer; 0 without a lens."""
-    ahead: Ints = np.zeros(layers, dtype=np.int64)
+    macs: Ints = np.zeros(layers, dtype=np.int64)
     if lens is not None:
         for layer in lens.translators:
-            ahead[layer - 1] = lens.macs_per_row(layer)
-    return ahead
+            macs[layer - 1] = lens.macs_per_row(layer)
+    return macs
 
 
 Pair = tuple[int, int]  # (exit, layer): from the state after the exit to the state after the layer

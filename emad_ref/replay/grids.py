@@ -58,14 +58,14 @@ class NetSavingFunction:
     """Net saving of a point on one trace, a share of full depth's FLOPs, in which grids are evenly spaced."""
 
     def __init__(self, trace: Trace, geometry: Geometry):
-        self._ladder, self._geometry = TraceReplayer(trace), geometry
+        self._replayer, self._geometry = TraceReplayer(trace), geometry
         self._full = self._spent(full_depth(trace.layers))
 
     def __call__(self, point: OperatingPoint) -> float:
         return 1 - self._spent(point) / self._full
 
     def _spent(self, point: OperatingPoint) -> int:
-        trace, depth = self._ladder.trace, self._ladder.compute_depths(point)
+        trace, depth = self._replayer.trace, self._replayer.compute_depths(point)
         macs_per_row = trace.macs_per_row.get(point.estimator, 0)
         return flops(compute_decode_work(trace, depth, point, macs_per_row), self._geometry).total
 

@@ -233,7 +233,7 @@ def cheapest_within_bounds(
 def best_at_equal_flops(table: Sequence[PointLoss], net_reduction: float) -> PointLoss | None:
     """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
 
-    For tables of single points; claims compare at exactly the same saving (``front``).
+    For tables of single points; claims compare at exactly the same saving.
     """
     affordable = [row for row in table if row.net_reduction >= net_reduction]
     return min(affordable, key=lambda row: row.perplexity, default=None)
@@ -339,23 +339,25 @@ def _derived_flops(
     """[rows] FLOPs derived from these depths, each row decoded alone."""
     starts = np.concatenate([[0], np.cumsum([len(row) for row in depths])])
     position = np.concatenate(
-        [text.adaptive_from + np.arange(len(row)) for text, row in zip(batch, depths, strict=True)]
+        [text.first_decided + np.arange(len(row)) for text, row in zip(batch, depths, strict=True)]
     )
-    places, depth = TokenPositions(position, starts), np.concatenate(depths)
-    ahead = lens_macs_by_layer(get_point_lens(stepper, point), point.layers)
+    positions, depth = TokenPositions(position, starts), np.concatenate(depths)
+    lens_macs = lens_macs_by_layer(get_point_lens(stepper, point), point.layers)
     reading = (
         0
         if point.estimator.kind == "full"
         else make_entropy_reader(stepper, point.estimator, point.probes).macs_per_row
     )
-    probed = compute_probe_costs(point, len(depth), ahead, reading)
-    each = derive_token_flops(point, places, depth, probed, ahead, geometry, get_point_translators(stepper, point))
-    each += _cross_flops(geometry, batch, point, places, depth)
+    costs = compute_probe_costs(point, len(depth), lens_macs, reading)
+    each = derive_token_flops(
+        point, positions, depth, costs, lens_macs, geometry, get_point_translators(stepper, point)
+    )
+    each += _cross_flops(geometry, batch, point, positions, depth)
     return np.add.reduceat(each, starts[:-1])
 
 
 def _cross_flops(
-    geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, places: TokenPositions, depth: Ints
+    geometry: Geometry, batch: Sequence[TokenSequence], point: OperatingPoint, positions: TokenPositions, depth: Ints
 ) -> Floats:
     """[tokens] FLOPs of cross-attention, and of a source's K and V when a row's first token in a layer needs them.
 
@@ -364,12 +366,12 @@ def _cross_flops(
     each = np.zeros(len(depth))
     if all(text.source is None for text in batch):
         return each
-    sequence = np.repeat(np.arange(len(batch)), np.diff(places.starts))
+    sequence = np.repeat(np.arange(len(batch)), np.diff(positions.starts))
     widths = np.array([len(text.source) if text.source is not None else 0 for text in batch])
-    unread = np.array([text.adaptive_from == 0 for text in batch])
+    unread = np.array([text.first_decided == 0 for text in batch])
     for layer in range(1, point.ceiling + 1):
-        ran = get_point_schedule(point).ran(places, depth, layer, point.ceiling).keys > 0
-        each += ran * widths[sequence] * geometry.attention_flops()
-        first = np.flatnonzero(ran)[np.unique(sequence[ran], return_index=True)[1]]
+        ran_block = get_point_schedule(point).layer_work(positions, depth, layer, point.ceiling).keys > 0
+        each += ran_block * widths[sequence] * geometry.attention_flops()
+        first = np.flatnonzero(ran_block)[np.unique(sequence[ran_block], return_index=True)[1]]
         each[first] += (unread * widths)[sequence[first]] * geometry.cross_fill_flops()
     return each

@@ -60,8 +60,7 @@ class ReplayResult:
 class TraceReplayer:
     """Replays a trace laid out as grids [longest, sequences]: each rule and running minimum is one call for all rows.
 
-    ``schedule.schedules.monotone_depths_from_signal`` is the plain form of this computation under ``monotone``; a law
-    compares both.
+    Under ``monotone`` depths equal the running minimum of first fires, sequence by sequence; a law compares both.
     """
 
     def __init__(self, trace: Trace):
@@ -86,7 +85,7 @@ class TraceReplayer:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
         self.trace.require_layers_read(point)
-        settle = get_point_schedule(point).require_depth_resolver()
+        resolve_depths = get_point_schedule(point).require_depth_resolver()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -97,7 +96,7 @@ class TraceReplayer:
             fired = is_exit_rule_met(point, number, signals[probe], bins, decided)
             # arithmetic, not np.copyto(where=fired): a masked copy works element by element, thirty times as slowly
             np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
-        settle(point, depth)
+        resolve_depths(point, depth)
         placed: Ints = depth.reshape(-1).take(self.place).astype(np.int64)
         return placed
 
@@ -161,9 +160,9 @@ def replay(trace: Trace, point: OperatingPoint) -> ReplayResult:
 
 def iterate_point_replays(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[ReplayResult]:
     """Replays of many points over one trace; the layout is computed once."""
-    ladder = TraceReplayer(trace)
+    replayer = TraceReplayer(trace)
     for point in points:
-        yield ladder.replay(point)
+        yield replayer.replay(point)
 
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
@@ -179,16 +178,6 @@ def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
 
 
-def decode_and_prompt_work(
-    trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0
-) -> tuple[Work, Work]:
-    """(decode, prompt) Work of decoding every sequence alone, token by token, at ``depth`` [tokens].
-
-    The prompt before the last position is one forward at the ceiling: n positions against n keys each.
-    """
-    return compute_decode_work(trace, depth, point, macs_per_row), compute_prompt_work(trace.prompts, point)
-
-
 def count_tokens_by_depth(depth: Ints, point: OperatingPoint) -> Ints:
     """int64 [L + 1] number of tokens at each depth, for ``depth`` [tokens]."""
     return np.bincount(depth, minlength=point.layers + 1)
@@ -200,14 +189,14 @@ def compute_replayed_decode_work(trace: Trace, replayed: ReplayResult) -> Work:
     Raises:
         BadArgument: as ``compute_decode_work``.
     """
-    probed = _probe_costs(trace, replayed.point, replayed.macs_per_row)
+    costs = _probe_costs(trace, replayed.point, replayed.macs_per_row)
     return derive_work(
         replayed.point,
         trace.token_positions,
         replayed.depth,
         replayed.depth_histogram,
-        probed,
-        trace.lens_layer_macs,
+        costs,
+        trace.lens_macs_by_layer,
     )
 
 
@@ -219,9 +208,9 @@ def compute_decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_p
     Raises:
         BadArgument: a confidence rule that the trace does not record.
     """
-    probed = _probe_costs(trace, point, macs_per_row)
+    costs = _probe_costs(trace, point, macs_per_row)
     return derive_work(
-        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), probed, trace.lens_layer_macs
+        point, trace.token_positions, depth, count_tokens_by_depth(depth, point), costs, trace.lens_macs_by_layer
     )
 
 
@@ -234,9 +223,10 @@ def compute_decode_flops_by_sequence(trace: Trace, replayed: ReplayResult, geome
         BadArgument: as ``compute_decode_work``.
     """
     point = replayed.point
-    probed = _probe_costs(trace, point, replayed.macs_per_row)
+    costs = _probe_costs(trace, point, replayed.macs_per_row)
     return sum_by_sequence(
-        trace, derive_token_flops(point, trace.token_positions, replayed.depth, probed, trace.lens_layer_macs, geometry)
+        trace,
+        derive_token_flops(point, trace.token_positions, replayed.depth, costs, trace.lens_macs_by_layer, geometry),
     )
 
 
@@ -245,12 +235,4 @@ def _probe_costs(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Prob
     if point.confidence is not None:
         rule = trace.confidence_rule_columns(point)
         return ProbeCosts(rule.heads, rule.shows, rule.macs)
-    return compute_probe_costs(point, len(trace), trace.lens_layer_macs, macs_per_row)
-
-
-def compute_prompt_work(prompts: Ints, point: OperatingPoint) -> Work:
-    """Work of prompts of ``prompts`` [sequences] positions before the last, each in one forward at the ceiling."""
-    work = Work.none(point.layers)
-    work.tokens[: point.ceiling] = int(prompts.sum())
-    work.context[: point.ceiling] = int((prompts**2).sum())
-    return work
+    return compute_probe_costs(point, len(trace), trace.lens_macs_by_layer, macs_per_row)

@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import first_firing_probe
 from emad_ref.models.kv_cache import KVCache, RunningRows
 from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
@@ -86,12 +85,16 @@ class DeferredStates:
 
 @dataclass(frozen=True, eq=False)
 class SessionState:
-    """What a session keeps between steps: K/V, states of tokens that stopped early, and the work executed so far."""
+    """What a session keeps between steps: K/V, states of tokens that stopped early, and the work executed so far.
+
+    ``translators``: of the point, for copied states; None: states are copied as they are.
+    """
 
     stepper: Stepper
     cache: KVCache
     deferred: DeferredStates
     work: Work
+    translators: StateTranslators | None = None
 
 
 class Flow(Protocol):
@@ -115,20 +118,11 @@ class Flow(Protocol):
 class ExitFlow:
     """Flow in which rows that stop leave the batch and need no K/V above.
 
-    ``hidden`` [rows, n, D]: h_0 of the step's tokens, of all rows of the session; ``inputs``: of its layers;
-    ``translators``: of the point, if any.
+    ``hidden`` [rows, n, D]: h_0 of the step's tokens, of all rows of the session; ``inputs``: of its layers.
     """
 
-    def __init__(
-        self,
-        state: SessionState,
-        hidden: Tensor,
-        inputs: LayerInputs,
-        ceiling: int,
-        translators: StateTranslators | None = None,
-    ):
-        self.state, self.hidden, self.inputs = state, hidden, inputs
-        self.ceiling, self.translators = ceiling, translators
+    def __init__(self, state: SessionState, hidden: Tensor, inputs: LayerInputs, ceiling: int):
+        self.state, self.hidden, self.inputs, self.ceiling = state, hidden, inputs, ceiling
         self.running, self.layer = inputs.running, 0  # ``layer``: layers run so far
 
     def run_layers(self, first: int, last: int) -> Tensor:
@@ -249,19 +243,19 @@ def single_pass_work_by_layer(
 class Schedule:
     """One schedule.
 
-    ``admit(point, trail, first, length)`` admission of the token after ``trail[:length]``. ``trail``: depths of a
-                    sequence's tokens, oldest first; those before index ``first`` are its prompt.
-    ``flow(state, hidden, inputs, ceiling, translators)`` opens the flow of one step; see ``ExitFlow``.
-    ``why``         reason against an inadmissible depth, for messages.
-    ``asked(point, decided)`` bool [tokens] whether the rule reads the tokens of these indices [tokens].
-    ``ran(positions, depth, layer, ceiling)`` counts of ``layer`` for tokens of ``depth`` [tokens], fed one by one. They
-                    depend on which tokens reached it, and on whether ``layer`` is below, at or above the ceiling.
-    ``counted(positions, depth, histogram, ceiling)`` the same of all layers, summed over tokens, but faster.
-                    ``histogram`` int64 [L + 1]: tokens of each depth. Equality with ``ran`` is a law.
+    ``admit(point, trail, first_decided, t)`` admission of token t, counted from 0 with the prompt. ``trail``: depths of
+                    the sequence's tokens up to t − 1 or further; those before ``first_decided`` are its prompt.
+    ``flow(state, hidden, inputs, ceiling)`` opens the flow of one step; see ``ExitFlow``.
+    ``inadmissible_reason`` reason against an inadmissible depth, for messages.
+    ``reads_rule_at(point, decided)`` bool [tokens] whether the rule reads the tokens of these indices [tokens].
+    ``layer_work(positions, depth, layer, ceiling)`` work of ``layer`` for tokens of ``depth`` [tokens], fed one by one;
+                    it depends on which tokens reach the layer and on the ceiling.
+    ``layer_work_totals(positions, depth, histogram, ceiling)`` the same of all layers, summed over tokens, but faster.
+                    ``histogram`` int64 [L + 1]: tokens of each depth. Equality with ``layer_work`` is a law.
     ``fills``       which of ``record.FILLS`` its K/V-only passes are.
-    ``settle(point, depth)`` turns first fires int16 [longest, sequences], rows being decided tokens from each
-                    sequence's first, into depths, in place: exact if the state of every token at its depth is the full
-                    model's. None if depths need decoding; ``unreplayable`` is the reason.
+    ``resolve_depths(point, depth)`` turns first fires into depths, in place. ``depth`` int16 [longest, sequences]: its
+                    rows are decided tokens, from each sequence's first. It is exact if the state of every token at its
+                    depth is the full model's. None if depths need decoding; ``unreplayable`` is the reason.
     ``never_rises`` K/V above a row's cap are never needed again, so a commit frees them.
     ``deepens``     stopped tokens keep their state and may continue to any depth (``Session.deepen``).
     ``ruleless``    the position of a token decides its depth, whether or not a rule fires.
@@ -270,12 +264,12 @@ class Schedule:
 
     name: ScheduleName
     admit: Callable[[OperatingPoint, Sequence[int], int, int], TokenDepthCap]
-    flow: Callable[[SessionState, Tensor, LayerInputs, int, StateTranslators | None], Flow]
-    why: str
-    settle: DepthResolver | None
-    asked: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
-    ran: Callable[[TokenPositions, Ints, int, int], LayerWorkByToken] = single_pass_layer_counts
-    counted: Callable[[TokenPositions, Ints, Ints, int], WorkTotalsByLayer] = single_pass_work_by_layer
+    flow: Callable[[SessionState, Tensor, LayerInputs, int], Flow]
+    inadmissible_reason: str
+    resolve_depths: DepthResolver | None
+    reads_rule_at: Callable[[OperatingPoint, Ints], Bools] = mask_of_all_tokens
+    layer_work: Callable[[TokenPositions, Ints, int, int], LayerWorkByToken] = single_pass_layer_counts
+    layer_work_totals: Callable[[TokenPositions, Ints, Ints, int], WorkTotalsByLayer] = single_pass_work_by_layer
     unreplayable: str = ""
     fills: str = "exact"
     never_rises: bool = False
@@ -285,9 +279,9 @@ class Schedule:
 
     def require_depth_resolver(self) -> DepthResolver:
         """The function that turns fires into depths in replay. Raises BadArgument if depths need decoding."""
-        if self.settle is None:
+        if self.resolve_depths is None:
             raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
-        return self.settle
+        return self.resolve_depths
 
 
 def count_reaching_tokens_from_histogram(histogram: Ints) -> Ints:
@@ -309,17 +303,9 @@ FREE_DEPTH_REASON = "no layer lies outside the model or above the ceiling"
 # ---------------------------------------------------------------- monotone and positional: depth never rises
 
 
-def monotone_depths_from_signal(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
-    """Depths [n] of one sequence under ``monotone``, in its plain form: the running minimum of first fires.
-
-    ``signal`` [n, probes] complete (NaN never fires); ``thresholds`` [probes] or [n, probes].
-    """
-    return np.minimum.accumulate(first_firing_probe(signal <= thresholds, probes, ceiling))
-
-
-def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+def _admit_monotone(point: OperatingPoint, trail: Sequence[int], first_decided: int, t: int) -> TokenDepthCap:
     """D_t ≤ D_{t−1}; the first token of a sequence may take the ceiling (EMAD, "KV-consistent scheduling")."""
-    return TokenDepthCap(trail[length - 1] if length else point.ceiling)
+    return TokenDepthCap(trail[t - 1] if t else point.ceiling)
 
 
 def _resolve_monotone(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -339,8 +325,8 @@ def depths_from_token_index(point: OperatingPoint, decided: Ints) -> Ints:
     return depths
 
 
-def _admit_positional(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
-    return TokenDepthCap(int(depths_from_token_index(point, np.array([max(length - first, 0)]))[0]), fixed=True)
+def _admit_positional(point: OperatingPoint, trail: Sequence[int], first_decided: int, t: int) -> TokenDepthCap:
+    return TokenDepthCap(int(depths_from_token_index(point, np.array([max(t - first_decided, 0)]))[0]), fixed=True)
 
 
 def _resolve_positional(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -354,7 +340,7 @@ def _asks_no_token(point: OperatingPoint, decided: Ints) -> Bools:
 # ---------------------------------------------------------------- free depth: K/V above an exit is written later
 
 
-def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+def admit_full_depth(point: OperatingPoint, trail: Sequence[int], first_decided: int, t: int) -> TokenDepthCap:
     """Admit full depth, whatever the previous tokens' depths."""
     return TokenDepthCap(point.ceiling)
 
@@ -534,10 +520,10 @@ def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
 # ---------------------------------------------------------------- chunked
 
 
-def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> TokenDepthCap:
+def _admit_chunked(point: OperatingPoint, trail: Sequence[int], first_decided: int, t: int) -> TokenDepthCap:
     assert point.period is not None
-    within = max(length - first, 0) % point.period
-    return TokenDepthCap(trail[length - within], fixed=True) if within else TokenDepthCap(point.ceiling)
+    within = max(t - first_decided, 0) % point.period
+    return TokenDepthCap(trail[t - within], fixed=True) if within else TokenDepthCap(point.ceiling)
 
 
 def _resolve_chunked(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
@@ -561,15 +547,8 @@ class CopyingFlow(ExitFlow):
     h^i = h^ℓ for every layer i above the exit ℓ (CALM; early-exit LLMs, "Preliminaries: Transformer Architecture").
     """
 
-    def __init__(
-        self,
-        state: SessionState,
-        hidden: Tensor,
-        inputs: LayerInputs,
-        ceiling: int,
-        translators: StateTranslators | None = None,
-    ):
-        super().__init__(state, hidden, inputs, ceiling, translators)
+    def __init__(self, state: SessionState, hidden: Tensor, inputs: LayerInputs, ceiling: int):
+        super().__init__(state, hidden, inputs, ceiling)
         self.whole, self.exits = inputs, hidden.clone()
         self.depth = np.zeros(len(hidden), dtype=np.int64)
 
@@ -587,8 +566,8 @@ class CopyingFlow(ExitFlow):
             inputs = self.whole.select_rows(self.whole.running.keep(rows))
             for layer in range(exit_layer + 1, next_exit + 1):
                 states, work = select_rows(self.exits, rows), self.state.work
-                if self.translators is not None:
-                    states = self.translators.estimate_layer_input_states(states, self.depth[rows], layer, work)
+                if self.state.translators is not None:
+                    states = self.state.translators.estimate_layer_input_states(states, self.depth[rows], layer, work)
                 self.state.stepper.write_kv(states, layer, inputs)
                 work.count_fills("copied", layer, states.shape[:2].numel())
 
@@ -613,8 +592,8 @@ MONOTONE = Schedule(
     name="monotone",
     admit=_admit_monotone,
     flow=ExitFlow,
-    why="under the monotone schedule depth never rises again within a sequence",
-    settle=_resolve_monotone,
+    inadmissible_reason="under the monotone schedule depth never rises again within a sequence",
+    resolve_depths=_resolve_monotone,
     never_rises=True,
     by_prefix=True,
 )
@@ -622,9 +601,9 @@ POSITIONAL = Schedule(
     name="positional",
     admit=_admit_positional,
     flow=ExitFlow,
-    why="under the positional schedule the place of a token decides its depth",
-    settle=_resolve_positional,
-    asked=_asks_no_token,
+    inadmissible_reason="under the positional schedule the place of a token decides its depth",
+    resolve_depths=_resolve_positional,
+    reads_rule_at=_asks_no_token,
     never_rises=True,
     ruleless=True,
 )
@@ -632,39 +611,39 @@ FREE_EAGER = Schedule(
     name="free_eager",
     admit=admit_full_depth,
     flow=EagerFlow,
-    why=FREE_DEPTH_REASON,
-    settle=_resolve_free,
-    ran=_eager_layer_run,
-    counted=_eager_layer_totals,
+    inadmissible_reason=FREE_DEPTH_REASON,
+    resolve_depths=_resolve_free,
+    layer_work=_eager_layer_run,
+    layer_work_totals=_eager_layer_totals,
 )
 FREE_DEFERRED = Schedule(
     name="free_deferred",
     admit=admit_full_depth,
     flow=DeferredFlow,
-    why=FREE_DEPTH_REASON,
-    settle=_resolve_free,
-    ran=deferred_layer_counts,
-    counted=deferred_layer_totals,
+    inadmissible_reason=FREE_DEPTH_REASON,
+    resolve_depths=_resolve_free,
+    layer_work=deferred_layer_counts,
+    layer_work_totals=deferred_layer_totals,
     deepens=True,
 )
 CHUNKED = Schedule(
     name="chunked",
     admit=_admit_chunked,
     flow=DeferredFlow,
-    why="under the chunked schedule a chunk keeps the depth of its first token",
-    settle=_resolve_chunked,
-    asked=_asks_chunk_start,
-    ran=deferred_layer_counts,
-    counted=deferred_layer_totals,
+    inadmissible_reason="under the chunked schedule a chunk keeps the depth of its first token",
+    resolve_depths=_resolve_chunked,
+    reads_rule_at=_asks_chunk_start,
+    layer_work=deferred_layer_counts,
+    layer_work_totals=deferred_layer_totals,
 )
 COPYING = Schedule(
     name="copying",
     admit=admit_full_depth,
     flow=CopyingFlow,
-    why=FREE_DEPTH_REASON,
-    settle=None,
-    ran=_copying_layer_run,
-    counted=_copying_layer_totals,
+    inadmissible_reason=FREE_DEPTH_REASON,
+    resolve_depths=None,
+    layer_work=_copying_layer_run,
+    layer_work_totals=_copying_layer_totals,
     unreplayable="copied states are decoded, not replayed",
     fills="copied",
 )

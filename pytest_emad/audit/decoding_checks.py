@@ -239,9 +239,9 @@ def require_record_work(
 
 @dataclass(frozen=True)
 class ReplayedDocument:
-    """Replay of one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
+    """Replay of one document of ``tokens`` int64 [n], whose positions before ``first_decided`` are prompt.
 
-    One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token p +
+    One entry per decided position p = first_decided … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token p +
     1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the threshold row of each, int64 [m], and
     other rows that the tolerance allows; (): all use the first. ``slopes()`` float64 [m]: how fast each signal moves
     by logits, at least 1; None: no faster than they.
@@ -254,14 +254,14 @@ class ReplayedDocument:
     depth: Ints
     nll_nats: Floats
     signal: Floats
-    adaptive_from: int = 0
+    first_decided: int = 0
     rows: tuple[Ints, ...] = ()
     slopes: Callable[[], Floats] | None = None
 
     def __post_init__(self) -> None:
-        decided_positions = len(self.tokens) - 1 - self.adaptive_from
+        decided_positions = len(self.tokens) - 1 - self.first_decided
         if decided_positions < 1:
-            raise BadArgument("tokens", len(self.tokens), "a document with a token to predict after adaptive_from")
+            raise BadArgument("tokens", len(self.tokens), "a document with a token to predict after first_decided")
         named = [(name, getattr(self, name)) for name in ("depth", "nll_nats", "signal")]
         for name, array in [*named, *(("rows", one) for one in self.rows)]:
             if len(array) != decided_positions:
@@ -289,7 +289,7 @@ def check_replay_agreement(
     judge = Judge(tally, None, point, allowed)  # replay replaces the lens
     with tally:
         for number, document in enumerate(replayed):
-            opening = document.adaptive_from + 1
+            opening = document.first_decided + 1
             with CheckedSession(
                 judge, decoder, [Prompt(document.tokens[:opening])], [f"document {number}"]
             ) as transcript:
@@ -316,7 +316,7 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
         complaint = f"replay gives depth {document.depth[at]}, with no tie at or before it"
         tally.require(False, f"{trajectory.describe_position(at)}: {complaint}")
     assert trajectory.logits is not None, "a transcript shows its logits"
-    target = document.tokens[document.adaptive_from + 1 :]
+    target = document.tokens[document.first_decided + 1 :]
     nll = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
     with np.errstate(invalid="ignore"):  # a next token pruned by both has infinite loss in both
         off = np.where(same & (nll != document.nll_nats), np.abs(nll - document.nll_nats), 0.0)

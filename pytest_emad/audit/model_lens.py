@@ -134,8 +134,8 @@ class ModelLens:
             width, own = self.stepper.geometry.embedding_width, sizes(0.0)
             return macs + (sizes(error) - own) * width, macs + (sizes(-error) - own) * width
 
-        ahead = lens_macs_by_layer(get_point_lens(self.stepper, point), point.layers)
-        readouts = ProbeReadoutWork(heads, shows, macs, ahead, macs_within if sizing else None)
+        lens_macs = lens_macs_by_layer(get_point_lens(self.stepper, point), point.layers)
+        readouts = ProbeReadoutWork(heads, shows, macs, lens_macs, macs_within if sizing else None)
         return RuleReadings(signal, LayerLogits(n, point.layers, emitted), readouts)
 
     @torch.inference_mode()
@@ -195,7 +195,7 @@ def replay_document(
     signal = trace.rule_signal(point)[:, columns].astype(np.float64)
 
     def slopes() -> Floats:
-        read = ModelLens(stepper, sequence.source).read_rule(sequence.tokens[:-1], sequence.adaptive_from, point)
+        read = ModelLens(stepper, sequence.source).read_rule(sequence.tokens[:-1], sequence.first_decided, point)
         return signal_sensitivity(point, read.emitted)
 
-    return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows, slopes)
+    return ReplayedDocument(sequence.tokens, done.depth, done.nll_nats, signal, sequence.first_decided, rows, slopes)

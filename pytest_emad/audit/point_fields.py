@@ -174,10 +174,10 @@ def frequency_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> Op
     return point_without_exits(sizes, bins=ThresholdBinSpec(("frequency",), frequency=table))
 
 
-def confidence_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
+def top1_probability_bins_point(sizes: ModelDimensions, rng: np.random.Generator) -> OperatingPoint:
     """A point with edges between an even guess and certainty, so that the bins suit any model's confidence."""
     low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
-    return point_without_exits(sizes, bins=ThresholdBinSpec(("confidence",), confidence_edges=(low, high)))
+    return point_without_exits(sizes, bins=ThresholdBinSpec(("top1_probability",), top1_probability_edges=(low, high)))
 
 
 # ---------------------------------------------------------------- points at which a field is ignored
@@ -226,7 +226,7 @@ def decide_at_first_layer(point: OperatingPoint) -> OperatingPoint:
 
 def use_entropy(point: OperatingPoint) -> OperatingPoint:
     row = (0.0,) * len(point.probes)
-    return replace(point, signal="entropy_nats", confidence=None, decay=None, thresholds=(row,))
+    return replace(point, signal="entropy_nats", confidence=None, decay=None, decay_form="free", thresholds=(row,))
 
 
 FULL_READOUT = make_field_change(estimator=EntropyEstimator())
@@ -314,9 +314,9 @@ VARIANTS: dict[str, PointVariantSpec] = {
         ("bins.features", "bins.position_edges"),
          plain_point_factory(bins=ThresholdBinSpec(("position",), position_edges=(9, 14))),
         (point_without_bins, make_part_change("bins", position_edges=(32, 128)))),
-    "bins of confidence": PointVariantSpec(
-        ("bins.features", "bins.confidence_edges"), confidence_bins_point,
-        (point_without_bins, make_part_change("bins", confidence_edges=(0.4, 0.7)))),
+    "bins of top1_probability": PointVariantSpec(
+        ("bins.features", "bins.top1_probability_edges"), top1_probability_bins_point,
+        (point_without_bins, make_part_change("bins", top1_probability_edges=(0.4, 0.7)))),
     "bins of frequency": PointVariantSpec(
         ("bins.features", "bins.frequency"), frequency_bins_point,
         (point_without_bins, make_part_change("bins",
@@ -328,6 +328,9 @@ VARIANTS: dict[str, PointVariantSpec] = {
     "thresholds that fall": PointVariantSpec(
         ("decay",), plain_point_factory(signal="top2_gap", decay=(8.0, 8.0)),
          (make_field_change(decay=None), make_field_change(decay=(8.0, 800.0)))),
+    "thresholds that fall by CALM's form": PointVariantSpec(
+        ("decay", "decay_form"), plain_point_factory(signal="top2_gap", decay=(8.0, 80.0), decay_form="calm"),
+         (make_field_change(decay=None, decay_form="free"), make_field_change(decay_form="free"))),
 }  # fmt: skip
 
 

@@ -32,15 +32,15 @@ class ProbeReadoutWork:
 
     ``heads`` bool [kinds of ``READOUTS``, L]: the kind of readout of a probe after each layer. ``shows`` bool [L]:
     whether a token that stops there emits from it; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
-    each token's readout besides a full head's own. ``ahead`` int64 [L]: those in front of a following full head, None
-    without any. ``macs_within``: error of the confidence → least and most of ``macs``, if a confidence determines the
-    size of a readout.
+    each token's readout besides a full head's own. ``lens_macs`` int64 [L]: those in front of a following full head,
+    None without any. ``macs_within``: error of the confidence → least and most of ``macs``, if a confidence determines
+    the size of a readout.
     """
 
     heads: Bools
     shows: Bools
     macs: Ints
-    ahead: Ints | None = None
+    lens_macs: Ints | None = None
     macs_within: Callable[[float], tuple[Ints, Ints]] | None = None
 
     def work_bounds(self, error: float) -> tuple[ProbeReadoutWork, ProbeReadoutWork]:
@@ -311,24 +311,24 @@ def candidate_threshold_rows(
     """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
-    confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
+    probability = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
     top1 = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
-    return candidate_bins(point.bins, position, confidence, top1, tolerance)
+    return candidate_bins(point.bins, position, probability, top1, tolerance)
 
 
 def candidate_bins(
     spec: ThresholdBinSpec,
     position: Ints,
-    confidence: NDArray[np.floating],
+    probability: NDArray[np.floating],
     top1: Sequence[Ints],
     tolerance: float | Floats,
 ) -> tuple[Ints, ...]:
-    """The bin of each position [n], and the bins if ``confidence`` [n] differs by ``tolerance`` or another token leads.
+    """The bin of each position [n], and the bins if ``probability`` [n] is off by ``tolerance`` or another token leads.
 
     ``top1``: int64 [n] likeliest tokens, and possible others.
     """
     return tuple(
-        assign_bins(spec, position + 1, (confidence + by).astype(np.float32), token).astype(np.int64)
+        assign_bins(spec, position + 1, (probability + by).astype(np.float32), token).astype(np.int64)
         for token in top1
         for by in (0.0, tolerance, -tolerance)
     )
@@ -364,7 +364,8 @@ def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:
     thresholds: Floats = np.array(point.thresholds, dtype=np.float64)[rows]
     if point.decay is not None:
         rate, longest = point.decay
-        thresholds = thresholds * (0.9 + 0.1 * np.exp(-rate * np.arange(len(rows)) / longest))[:, None]
+        left = 0.1 * np.exp(-rate * np.arange(len(rows)) / longest)[:, None]
+        thresholds = 0.9 * thresholds + left if point.decay_form == "calm" else thresholds * (0.9 + left)
     return thresholds
 
 

@@ -61,7 +61,8 @@ def implied_work(
         work.readout_macs[kinds, layer - 1] = readouts.macs[:, layer - 1].sum(where=probed)
         alone = ((trajectory.depth == layer) & ~(probed & readouts.shows[layer - 1])).sum()
         work.readout_rows[FULL, layer - 1] += alone
-        work.readout_macs[FULL, layer - 1] += alone * (0 if readouts.ahead is None else readouts.ahead[layer - 1])
+        lens_macs = 0 if readouts.lens_macs is None else readouts.lens_macs[layer - 1]
+        work.readout_macs[FULL, layer - 1] += alone * lens_macs
     work.tokens[: point.ceiling] += prompt
     work.context[: point.ceiling] += prompt**2 if masked_prompt else prompt * (prompt + 1) // 2
     return work

@@ -1,4 +1,4 @@
-"""Promises of calibration (EE-7 and EMAD-X2), and the number of calibration sets shown to keep them.
+"""Promises of calibration, and the number of calibration sets shown to keep them.
 
 A promise P(risk ≤ δ) ≥ 1 − ε concerns newly drawn sets, so sets are the unit, and no two share a member. Each set
 chooses a threshold; a separate pool estimates its risk. A set breaks the promise if the pool shows a risk above δ, and
@@ -15,6 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from emad_ref.calibration.learn_then_test import (
+    betting_pvalues,
+    documents_needed_to_certify,
+    hoeffding_bentkus_pvalues,
+    min_sequences_to_certify,
+    select_threshold,
+)
 from emad_ref.record import Bools, Floats, Ints
 from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_unmet_learned_exit_premise
 from pytest_emad.claims.early_exit_answers import (
@@ -32,13 +39,6 @@ from pytest_emad.statistics.legs import LEVEL, LegTest, build_leg_test, build_me
 from pytest_emad.statistics.rates import mean_rate
 from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import Leg, Verdict
-from pytest_emad.sweep.risk import (
-    betting_pvalues,
-    documents_needed_to_certify,
-    hoeffding_bentkus_pvalues,
-    min_sequences_to_certify,
-    select_threshold,
-)
 
 MISLED = 0.01  # chance, over pools, of misjudging any threshold
 NOUN = "calibration sets"
@@ -131,8 +131,9 @@ def decide_kept_promises(found: PromiseEvidence, asked: ClaimContext) -> Verdict
     """EE-7: a leg per task, the share of calibration sets that kept the promise, against 1 − ε.
 
     No two sets share an item, since sets redrawn from the same items would agree because of these items. Each chooses
-    by ``sweep.risk.certify_loosest_threshold``; a pool shows the result. If no threshold on the grid risks more than
-    δ, the promise cannot fail; if most sets choose full depth, it is worth little. The row survives in neither case.
+    by Learn-then-Test (``certify_loosest_threshold``); a pool shows the result. If no threshold on the grid risks more
+    than δ, the promise cannot fail; if most sets choose full depth, it is worth little. The row survives in neither
+    case.
     """
     delta = asked.claim.thresholds["tolerance"]
     tests: list[LegTest] = []

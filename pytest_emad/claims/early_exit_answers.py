@@ -1,4 +1,4 @@
-"""Early exits: answers to the same items under two rules (EE-3, 9, 10, 12, 13 and 15), and the base of claims on items.
+"""Early exits: answers to the same items under two rules, and the base of claims on items.
 
 These claims do not apply to decoder-only models, random weights, or models too small for the paper's settings. A row
 that compares scores or exits uses only tasks that the model solves. If both rules exit equally on every item, the leg

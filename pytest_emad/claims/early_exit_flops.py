@@ -1,4 +1,4 @@
-"""Early exits: FLOPs that a pruned readout saves, and whether time follows (EE-1, 2, 4, 8 and 14).
+"""Early exits: FLOPs that a pruned readout saves, and whether time follows.
 
 FLOPs are counted at one operating point on these items, so such a leg has no interval. The claims also list a token
 that never exits, by arithmetic, on the model under test and on the paper's T5-large.

@@ -1,4 +1,4 @@
-"""Early exits: readouts of every layer on the reference answers, under teacher forcing (EE-5, 6 and 11).
+"""Early exits: readouts of every layer on the reference answers, under teacher forcing.
 
 All three report. They do not apply to decoder-only models, random weights, or models too small for the paper's
 settings. Intervals resample items.

@@ -1,4 +1,4 @@
-"""Claims about inference engines (ENG-1 to ENG-7): same model, batch invariance, repeatability, stated precision,
+"""Claims about inference engines: same model, batch invariance, repeatability, stated precision,
 accepted drafts, sampling, and stated speed.
 
 Every request is at full depth, and the reference is the folder's own model. The rows apply to any decoder that answers

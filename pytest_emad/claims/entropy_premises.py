@@ -1,4 +1,4 @@
-"""Premises of EMAD about entropy (EMAD-E1, E3, E4, E9, E11 and E13).
+"""Premises of EMAD about entropy.
 
 Entropy falls by layer (E1) and with context (E9). Probes are cheap (E3) and rank tokens like the full softmax (E4). A
 steeper profile gains more (E11). One matrix embeds and unembeds (E13).

@@ -181,7 +181,7 @@ def print_bin_targets(profile: Profile) -> None:
         bin_names(profile.bins),
         profile.statistics.tokens,
         profile.bin_targets_nats,
-        profile.fallbacks,
+        profile.dropped_features,
         strict=True,
     )
     features = profile.bins.features
@@ -238,7 +238,9 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
         help="measure entropy after every layer, not only after probes and the last layer; runs the language-model "
              "head once more per layer")  # fmt: skip
     bins = sub.add_mutually_exclusive_group()
-    bins.add_argument("--bins", default="none", help="one or two of position,confidence,frequency (default: none)")
+    bins.add_argument(
+        "--bins", default="none", help="one or two of position,top1_probability,frequency (default: none)"
+    )
     bins.add_argument("--bins-of", type=parse_path, metavar="PROFILE", help="bins of this profile, for emad merge")
     add(
         "--quantiles",
@@ -255,7 +257,7 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
         "emad calibrate emad-tiny profile.json --documents 20 --probes 4 8",
         "emad calibrate emad-tiny curve.json --documents 20 --every-layer",
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --tokens 100000 --stride 4 --resume",
-        "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,confidence",
+        "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,top1_probability",
         "emad calibrate emad-tiny b.json --corpus notes.txt --bins-of a.json --quantiles 0.25 0.5",
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --executor dask://10.0.0.1:8786 --resume",
     )

@@ -184,21 +184,21 @@ def ablate_threshold_bins(evidence: ModelMeasurements, rng: np.random.Generator)
     """EMAD, "Ablations": thresholds per bin of every feature and pair of features; notes name rare bins."""
     require_available_quality_and_replay(evidence)
     rows = AblationRows(evidence, rng)
-    table, notes = [rows.make_full_depth_row({"features": "–", "bins": 0, "fallen back": 0})], []
+    table, notes = [rows.make_full_depth_row({"features": "–", "bins": 0, "with parent's thresholds": 0})], []
     for features in CONDITIONINGS:
         profile = evidence.traces.calibrate_profile(features=features)
-        assert_bin_counts_and_fallbacks(profile, len(evidence.traces.calibration))
+        assert_bin_counts_and_dropped_features(profile, len(evidence.traces.calibration))
         table += rows.make_point_rows(
             points_at_margins_with_exits(profile, make_shared_margin_grid(evidence)), conditioning_columns(profile)
         )
-        if note := fallback_note(profile):
+        if note := parent_bin_note(profile):
             notes.append(f"{evidence.name}: {note}")
     return Attachments((AttachedTable(f"ablation, conditioning on {evidence.corpus}", table),), tuple(notes))
 
 
-def assert_bin_counts_and_fallbacks(profile: Profile, tokens: int) -> None:
+def assert_bin_counts_and_dropped_features(profile: Profile, tokens: int) -> None:
     """Check that every calibration token is in a bin, and that a bin has its own thresholds only with enough tokens."""
-    statistics, fallen = profile.statistics, np.array(profile.fallbacks, dtype=int) > 0
+    statistics, fallen = profile.statistics, np.array(profile.dropped_features, dtype=int) > 0
     assert statistics is not None
     assert statistics.tokens.sum() == tokens, "a calibration token is in no bin"
     few = statistics.tokens < profile.minimum_tokens
@@ -210,13 +210,13 @@ def assert_bin_counts_and_fallbacks(profile: Profile, tokens: int) -> None:
 
 def conditioning_columns(profile: Profile) -> TableRow:
     """Leading columns: features, number of bins, and number of bins with their parent's thresholds."""
-    fallen = sum(dropped > 0 for dropped in profile.fallbacks)
-    return {"features": profile.bins.name, "bins": profile.bins.bin_count, "fallen back": fallen}
+    fallen = sum(dropped > 0 for dropped in profile.dropped_features)
+    return {"features": profile.bins.name, "bins": profile.bins.bin_count, "with parent's thresholds": fallen}
 
 
-def fallback_note(profile: Profile) -> str:
-    """Note on bins with the thresholds of an ancestor; empty for none."""
-    names = zip(bin_names(profile.bins), profile.fallbacks, strict=False)  # a profile without bins has no fallbacks
+def parent_bin_note(profile: Profile) -> str:
+    """Note on bins with the thresholds of its parent; empty for none."""
+    names = zip(bin_names(profile.bins), profile.dropped_features, strict=False)  # a profile without bins drops none
     fell = [name for name, dropped in names if dropped]
     few = f"fewer than {profile.minimum_tokens} calibration tokens"
     return f"{profile.bins.name}: {few} in {'; '.join(fell)}: thresholds of the parent bin" if fell else ""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emad_ref.calibration.learn_then_test import require_textual_consistency_losses
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.exit_rules import early_exit_point
 from emad_ref.flop_ledger import flops
@@ -30,7 +31,6 @@ from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.accuracy import estimate_score_difference
 from pytest_emad.statistics.units import ByItem
 from pytest_emad.sweep.diagnostics import final_token_ranks
-from pytest_emad.sweep.risk import require_textual_consistency_losses
 
 # name → (signal, pruning), as ``exit_rules`` names them
 RULES: dict[str, tuple[str, str]] = {
@@ -44,7 +44,8 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
 # The paper's JSD has no layer to contrast with at j and decides from j + 1 on. The authors' code also contrasts with
-# layers below j and decides from j on; here that is a separate rule.
+# layers below j and decides from j on; here that is a separate rule. It also multiplies JSD's score by Σ p_ℓ, which is
+# 1, so ``rescale`` stays off.
 AS_CODED = "JSD, as coded"
 FIRST_AMATEUR = 2  # of the authors' code; 1 if j is 2, which has no other layer to contrast with
 THRESHOLD = 0.9  # the paper's λ

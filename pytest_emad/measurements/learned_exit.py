@@ -224,7 +224,7 @@ class ExitEvaluation:
         full = np.split(
             self.evaluation_traces.own.nll_nats[:, -1].astype(np.float64), self.evaluation_traces.own.starts[1:-1]
         )
-        counted = [max(0, longest - 1 - each.adaptive_from) for each in self._traces.evaluation_windows]
+        counted = [max(0, longest - 1 - each.first_decided) for each in self._traces.evaluation_windows]
         added, whole = (
             self._by(np.array([each[:n].sum() for each, n in zip(nll_nats, counted, strict=True)]))
             for nll_nats in ([text.nll_nats for text in self._fed], full)

@@ -14,7 +14,7 @@ import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
 from emad_ref.calibration.calibration_run import iterate_worker_traces
-from emad_ref.calibration.trace import Trace, take_trace, trace_and_assemble_batches
+from emad_ref.calibration.trace import Trace, TraceOptions, take_trace, trace_and_assemble_batches
 from emad_ref.calibration.windows import (
     MOST_WINDOWS,
     TokenSequence,
@@ -310,13 +310,14 @@ class ModelUnderTest:
 
         ``rules``, ``layers``, ``sample_every``: as of ``take_trace``.
         """
-        read: dict[str, Any] = {"rules": rules, "layers": layers, "sample_every": sample_every}
+        at_layers = None if layers is None else tuple(layers)
+        read: dict[str, Any] = {"rules": tuple(rules), "layers": at_layers, "sample_every": sample_every}
         named, file = f"{self.name}: {what}", self.get_progress_stream()
         if (workers := self._resources.workers) is not None:
             spec = ModelSpec.from_loaded(self.loaded)
 
             def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
-                return iterate_worker_traces(workers, spec, ordered, **read)
+                return iterate_worker_traces(workers, spec, ordered, TraceOptions(**read))
 
             return trace_and_assemble_batches(sequences, traced, named, file)
         return take_trace(self.stepper, sequences, **read, progress=named, file=file)

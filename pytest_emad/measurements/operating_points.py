@@ -342,7 +342,7 @@ def make_token_rows(points: CandidatePoints, compared: Sequence[OperatingPoint])
         raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
     continuation = subject.generate_greedy(opened, min(CONTINUED, subject.window_size - read))
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, continuation, strict=True)]
-    decided = [TokenSequence(text, adaptive_from=read - 1) for text in texts]
+    decided = [TokenSequence(text, first_decided=read - 1) for text in texts]
     trace = subject.take_lens_trace(decided, "texts for the page", layers=points.traces.layers_read)
     replays = list(iterate_point_replays(trace, compared))
     number, rows = _most_varied(trace, replays, [mean_word_length(tokenizer, text) >= READABLE for text in texts])

@@ -203,9 +203,9 @@ class ReplayValidity:
 
 
 def _cut_sequence(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:
-    first, last = sequence.adaptive_from, len(sequence.tokens) - 1 - SPOT_TOKENS
+    first, last = sequence.first_decided, len(sequence.tokens) - 1 - SPOT_TOKENS
     start = draw.randint(first, last) if first < last else first
-    return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], adaptive_from=start)
+    return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], first_decided=start)
 
 
 SHORTEST, LONGEST = 6, 24  # tokens of an observed prompt, and new ones

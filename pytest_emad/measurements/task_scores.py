@@ -496,7 +496,7 @@ class TaskScores:
         items = played.items[:DECODED_ITEMS]
         sequences = to_token_sequences(items)
         inputs = [
-            ForcedInput(tuple(each.tokens[:-1].tolist()), each.adaptive_from, (int(each.tokens[-1]),))
+            ForcedInput(tuple(each.tokens[:-1].tolist()), each.first_decided, (int(each.tokens[-1]),))
             for each in sequences
         ]
         decoder = WalkedDecoder(self._subject.stepper, point, max_rows=ROWS)

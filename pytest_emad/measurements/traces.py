@@ -250,7 +250,7 @@ class EntropyEstimators:
         sequences = self._subject.cut_windows(split, count)
         if not self._subject.loaded.geometry.has_costly_head:
             return sequences
-        return [replace(each, tokens=each.tokens[: each.adaptive_from + 1 + COSTLY_TOKENS]) for each in sequences]
+        return [replace(each, tokens=each.tokens[: each.first_decided + 1 + COSTLY_TOKENS]) for each in sequences]
 
     def take_probe_columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""

@@ -172,7 +172,7 @@ def generate_continuations(
         emitted = decoder.generate([Prompt(each.tokens[:prompt], each.source) for each in batch], new).emitted
         for window, tokens in zip(batch, emitted, strict=True):
             texts.append(
-                replace(window, tokens=np.concatenate([window.tokens[:prompt], tokens]), adaptive_from=prompt - 1)
+                replace(window, tokens=np.concatenate([window.tokens[:prompt], tokens]), first_decided=prompt - 1)
             )
         written(len(batch))
     return texts
@@ -182,7 +182,7 @@ def most_frequent_tokens(texts: Iterable[TokenSequence], size: int) -> Ints:
     """int64 [≤ size] ascending ids of the most frequent emitted tokens; ties go to the smaller id."""
     if size < 1:
         raise BadArgument("size", size, "at least one id")
-    emitted = np.concatenate([text.tokens[text.adaptive_from + 1 :] for text in texts])
+    emitted = np.concatenate([text.tokens[text.first_decided + 1 :] for text in texts])
     ids, counts = np.unique(emitted, return_counts=True)
     most: Ints = np.sort(ids[np.argsort(-counts, kind="stable")[:size]]).astype(np.int64)
     return most
@@ -314,7 +314,7 @@ def _standing_copies(text: TokenSequence) -> Ints:
     tokens, lookup, most = text.tokens.tolist(), PromptLookup(), max(COPIED)
     counts = []
     for position in range(
-        text.adaptive_from + 1, len(tokens)
+        text.first_decided + 1, len(tokens)
     ):  # the token at ``position`` − 1 is fed, the next is drafted
         offered = lookup.find_continuation(tokens[:position], most)
         right = 0

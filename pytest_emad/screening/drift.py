@@ -148,7 +148,7 @@ def features_of_windows(
         BadArgument: a point or a text that a decoder or a trace refuses; a lens that is not attached.
         NotFinite: logits hold NaN or +inf.
     """
-    if get_point_schedule(point).settle is None or point.confidence is not None:
+    if get_point_schedule(point).resolve_depths is None or point.confidence is not None:
         return decode_features(stepper, point, windows, text, progress=progress)
     estimators = {} if point.estimator == EntropyEstimator() else {point.estimator: point.probes}
     read = {"layers": point.readout_layers, "lens": point.lens}

@@ -7,9 +7,9 @@ c is a loss of each document in 0–B:
     excess   c = clip((nll_λ − nll_full) / tokens, 0, B)    nats per token that exits added to a document's NLL
     changed  c = tokens whose greedy token differs from full depth's / tokens
 
-Learn-then-Test (``sweep.risk``) walks thresholds from strict to loose, with p-values by betting. It holds at finite n
-for independent documents of one kind, for the mean over such documents, about text that is read. It does not hold for a
-single document, for other text, or for text that the model writes itself.
+Learn-then-Test (``calibration.learn_then_test``) walks thresholds from strict to loose, with p-values by betting. It
+holds at finite n for independent documents of one kind, for the mean over such documents, about text that is read. It
+does not hold for a single document, for other text, or for text that the model writes itself.
 
 E[c] ≤ δ bounds the mean rise of log-perplexity over documents by δ; gains count as 0. A corpus' own rise weighs
 documents by their tokens n, Σn·c / Σn = E[c] + Cov(n, c)/E[n]: at most longest/mean times δ. B clips larger losses of a
@@ -28,19 +28,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats
-from emad_ref.signals import SIGNALS
-from pytest_emad.screening.settings import EXCESS_CAP_NATS
-from pytest_emad.statistics.units import ByDocument
-from pytest_emad.sweep.risk import (
+from emad_ref.calibration.learn_then_test import (
     betting_pvalues,
     documents_needed_to_certify,
     fixed_sequence_test,
     min_sequences_to_certify,
     simulate_certification_power,
 )
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.record import Floats
+from emad_ref.signals import SIGNALS
+from pytest_emad.screening.settings import EXCESS_CAP_NATS
+from pytest_emad.statistics.units import ByDocument
 
 
 @dataclass(frozen=True)

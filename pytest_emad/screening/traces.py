@@ -268,14 +268,14 @@ class TextTracesByReadout:
     text: ScreeningText
     own: Trace
     tuned: Trace
-    _ladders: dict[object, TraceReplayer] = field(default_factory=dict)
+    _replayers: dict[object, TraceReplayer] = field(default_factory=dict)
 
     def replay(self, point: OperatingPoint) -> ReplayResult:
         """Replay ``point`` on its trace, which is prepared once for all points with the same readout."""
         key = point.lens, point.estimator
-        if key not in self._ladders:
-            self._ladders[key] = TraceReplayer(self.trace_for_point(point))
-        return self._ladders[key].replay(point)
+        if key not in self._replayers:
+            self._replayers[key] = TraceReplayer(self.trace_for_point(point))
+        return self._replayers[key].replay(point)
 
     def trace_for_point(self, point: OperatingPoint) -> Trace:
         """The trace for replaying ``point``, with its gate."""

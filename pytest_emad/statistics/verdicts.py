@@ -198,9 +198,8 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
         raise BadArgument("claims file", str(path), "a table of at least one claim", "leave the file out")
     for name, row in changed.items():
         if name not in register:
-            raise BadArgument(
-                f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
-            )
+            remedy = "this file changes known claims; docs/own-claim.md adds one"
+            raise BadArgument(f"{path}: row", name, f"one of {', '.join(register)}", remedy)
         register[name] = _row_with_overrides(register[name], row, f"{path}: {name}")
     return register
 

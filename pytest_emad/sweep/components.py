@@ -32,8 +32,9 @@ from typing import Literal
 
 import numpy as np
 
+from emad_ref.calibration.confidence_columns import ConfidenceColumnsKey
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace
+from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, full_depth

@@ -225,14 +225,14 @@ def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable
 
     if not monotone:
         return free
-    ladder = TraceReplayer(trace)
-    grid = np.zeros((*ladder.shape, len(depths)))  # [longest, sequences, depths]; ended sequences cost nothing
-    grid.reshape(-1, len(depths))[ladder.place] = divergence
-    running = np.zeros(ladder.shape, dtype=np.bool_)
-    running.reshape(-1)[ladder.place] = True
+    replayer = TraceReplayer(trace)
+    grid = np.zeros((*replayer.shape, len(depths)))  # [longest, sequences, depths]; ended sequences cost nothing
+    grid.reshape(-1, len(depths))[replayer.place] = divergence
+    running = np.zeros(replayer.shape, dtype=np.bool_)
+    running.reshape(-1)[replayer.place] = True
 
     def falling(price: float) -> Ints:
-        chosen: Ints = depths[_cheapest_fall(grid + running[..., None] * price * depths).reshape(-1)[ladder.place]]
+        chosen: Ints = depths[_cheapest_fall(grid + running[..., None] * price * depths).reshape(-1)[replayer.place]]
         return chosen
 
     return falling

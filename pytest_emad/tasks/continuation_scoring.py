@@ -37,21 +37,21 @@ class ForcedInput:
 
     Continuations that differ only in their last token, such as options of one token, share an input.
 
-    ``tokens``: context and continuation without the last token. ``adaptive_from``: the last context position.
+    ``tokens``: context and continuation without the last token. ``first_decided``: the last context position.
     ``lasts``: the last token of each continuation.
     """
 
     tokens: tuple[int, ...]
-    adaptive_from: int
+    first_decided: int
     lasts: tuple[int, ...]
 
     def target_tokens(self, last: int) -> list[int]:
-        """Tokens predicted from ``adaptive_from`` on."""
-        return [*self.tokens[self.adaptive_from + 1 :], last]
+        """Tokens predicted from ``first_decided`` on."""
+        return [*self.tokens[self.first_decided + 1 :], last]
 
     @property
     def decided_count(self) -> int:
-        return len(self.tokens) - self.adaptive_from
+        return len(self.tokens) - self.first_decided
 
 
 # ---------------------------------------------------------------- scoring by one teacher-forced pass and replay
@@ -62,7 +62,7 @@ def is_replayable(point: OperatingPoint) -> bool:
     recorded = (
         SIGNALS[point.signal].is_single_layer and point.estimator == EntropyEstimator() and point.confidence is None
     )
-    return recorded and point.lens is None and get_point_schedule(point).settle is not None
+    return recorded and point.lens is None and get_point_schedule(point).resolve_depths is not None
 
 
 def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[ForcedInput]) -> list[Answer]:
@@ -105,11 +105,11 @@ def trace_required_layers(stepper: Stepper, point: OperatingPoint, batch: Sequen
     return Trace(
         signals={point.signal: columns.pop(point.signal)},
         **columns,
-        token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
+        token=np.concatenate([forced.tokens[forced.first_decided :] for forced in sequences]),
         target=target,
-        position=np.concatenate([np.arange(forced.adaptive_from, len(forced.tokens)) for forced in sequences]),
+        position=np.concatenate([np.arange(forced.first_decided, len(forced.tokens)) for forced in sequences]),
         starts=np.concatenate([[0], np.cumsum([forced.decided_count for forced in sequences])]),
-        prompts=np.array([forced.adaptive_from for forced in sequences]),
+        first_decided=np.array([forced.first_decided for forced in sequences]),
     )
 
 
@@ -120,7 +120,7 @@ def _embed_batch(stepper: Stepper, batch: Sequence[ForcedInput]) -> tuple[Tensor
     decided = np.zeros(tokens.shape, dtype=bool)
     for row, forced in enumerate(batch):
         tokens[row, : len(forced.tokens)] = forced.tokens
-        decided[row, forced.adaptive_from : len(forced.tokens)] = True
+        decided[row, forced.first_decided : len(forced.tokens)] = True
     inputs = stepper.prepare_forward(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), inputs)
     return hidden, inputs, torch.from_numpy(decided).to(stepper.device)
@@ -180,7 +180,7 @@ def _readout_columns(
 
 def score_by_decoding(decoder: Decoder, batch: Sequence[ForcedInput]) -> list[Answer]:
     """Answers of every input's continuations, in order, from one session fed token by token."""
-    session, step = decoder.start([Prompt(np.array(f.tokens[: f.adaptive_from + 1], dtype=np.int64)) for f in batch])
+    session, step = decoder.start([Prompt(np.array(f.tokens[: f.first_decided + 1], dtype=np.int64)) for f in batch])
     answers: list[list[Answer]] = [[] for _ in batch]
     so_far: list[Answer] = [(0.0, True)] * len(batch)
     alive = list(range(len(batch)))
@@ -193,13 +193,13 @@ def score_by_decoding(decoder: Decoder, batch: Sequence[ForcedInput]) -> list[An
                     answers[row] = [_extend_answer(so_far[row], logits, last) for last in forced.lasts]
                     ended.append(i)
                 else:
-                    so_far[row] = _extend_answer(so_far[row], logits, forced.tokens[forced.adaptive_from + offset + 1])
+                    so_far[row] = _extend_answer(so_far[row], logits, forced.tokens[forced.first_decided + offset + 1])
             if len(ended) == len(alive):
                 break
             if ended:
                 session.drop(np.array(ended))
                 alive = [row for i, row in enumerate(alive) if i not in set(ended)]
-            step = session.feed(np.array([[batch[row].tokens[batch[row].adaptive_from + offset + 1]] for row in alive]))
+            step = session.feed(np.array([[batch[row].tokens[batch[row].first_decided + offset + 1]] for row in alive]))
     finally:
         session.close()
     return [answer for per_input in answers for answer in per_input]

@@ -218,7 +218,7 @@ def _ids(tokens: Ints) -> str:
 def to_token_sequences(items: Sequence[EncodedTaskItem]) -> list[TokenSequence]:
     """One sequence per continuation, in order of items and options."""
     return [
-        TokenSequence(np.concatenate([item.prompt, continuation]), adaptive_from=len(item.prompt) - 1)
+        TokenSequence(np.concatenate([item.prompt, continuation]), first_decided=len(item.prompt) - 1)
         for item in items
         for continuation in item.continuations
     ]

@@ -47,8 +47,8 @@ LINEAR = EntropyEstimator(
 )
 # name → (bins, share of tokens that each row of thresholds lets exit): hardly any at the first positions
 BINNED = {
-    "position and confidence": (
-        ThresholdBinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
+    "position and top1_probability": (
+        ThresholdBinSpec(("position", "top1_probability"), position_edges=(8,), top1_probability_edges=(0.06, 0.1)),
         (0.001, 0.002, 0.003, 0.02, 0.3, 0.6),
     ),
     "frequency and position": (
@@ -143,9 +143,12 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "agreement": agreeing,
     "agreement through a tuned lens": lambda: agreeing(lens=tuned()),
     "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
+    "falling by CALM's form": lambda: replace(
+        sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0), decay_form="calm"
+    ),
 }
 CHECKS = ("decisions", "generation", "bridge")
-ALIKE = {"jsd decaying alpha", "jsd as the code", "decaying", "jsd fixed", "between probes, rising"}
+ALIKE = {"jsd decaying alpha", "jsd rescaled", "decaying", "jsd fixed", "between probes, rising"}
 KINDS = [name for name in POINTS if name not in ALIKE]  # for defects of all rules, one per way of reading is enough
 
 
@@ -329,12 +332,12 @@ CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
     "no exit between probes, rising": ("between probes, rising", {"interpolate": False}),
     "no correction": (TOPK.name, {"estimator": replace(TOPK, correction=())}),
     "another position edge": (
-        "position and confidence",
-        {"bins": replace(BINNED["position and confidence"][0], position_edges=(14,))},
+        "position and top1_probability",
+        {"bins": replace(BINNED["position and top1_probability"][0], position_edges=(14,))},
     ),
-    "another confidence edge": (
-        "position and confidence",
-        {"bins": replace(BINNED["position and confidence"][0], confidence_edges=(0.5, 0.9))},
+    "another probability edge": (
+        "position and top1_probability",
+        {"bins": replace(BINNED["position and top1_probability"][0], top1_probability_edges=(0.5, 0.9))},
     ),
     "another frequency table": (
         "frequency and position",
@@ -368,7 +371,7 @@ def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay:
             for prompt, row in zip(asked, continuation, strict=True)
         ],
         "bridge": [
-            compute_reference(lens(), text.tokens[:-1], plain_response, text.adaptive_from).signal[2:]
+            compute_reference(lens(), text.tokens[:-1], plain_response, text.first_decided).signal[2:]
             for text in texts()
         ],
     }

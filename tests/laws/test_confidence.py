@@ -6,6 +6,7 @@ the same depths and emit the same tokens, and PyTorch's FLOP counter must agree 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -19,12 +20,12 @@ from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
-from emad_ref.exit_rules import early_exit_point, threshold_decay_factor
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import DECAY_FORMS, OperatingPoint, ScheduleName, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
 from emad_ref.replay.replay import replay
@@ -54,7 +55,7 @@ RULES: dict[str, OperatingPoint] = {
     "weighted": rule("weighted_contrast"),
     "jsd": rule("jsd_contrast"),
     "jsd decaying alpha": rule("jsd_contrast", alpha_decay=0.5),
-    "jsd as the code": rule("jsd_contrast", emit="expert", rescale=True),
+    "jsd rescaled": rule("jsd_contrast", emit="expert", rescale=True),
     "fixed": rule("softmax_response", kept=(20, 20, 20)),
     "decaying": rule("softmax_response", kept=(40, 12, 3)),
     "adaptive": rule("softmax_response", shrink=0.9),
@@ -129,11 +130,11 @@ def p_dcd(point: OperatingPoint, layer: int, p: Floats, q: Floats) -> Floats:
 
 
 def written_out(
-    point: OperatingPoint, z: Floats, h: Floats, cap: int, factor: float = 1.0
+    point: OperatingPoint, z: Floats, h: Floats, cap: int, decided: int | None = None
 ) -> tuple[int, Floats, list[float]]:
     """Return (depth, emitted scores [V], signal per probe) of one token, from logits z [L, V] and states h [L, D].
 
-    ``factor`` scales all thresholds.
+    ``decided``: index of the token among the decided ones, by which thresholds fall; None: they do not.
     """
     said, signals = point.confidence, [np.nan] * len(point.probes)
     tokens, last = np.arange(z.shape[1]), np.nan
@@ -158,7 +159,11 @@ def written_out(
             score = p_dcd(point, layer, p[layer], p[m])
             signals[number] = gap(score)
         last = gap(p[layer]) if np.isnan(signals[number]) else signals[number]
-        if signals[number] >= np.float32(point.thresholds[0][number] * factor) or layer == cap:
+        threshold = point.thresholds[0][number]
+        if decided is not None and point.decay is not None:
+            left = math.exp(-point.decay[0] * decided / point.decay[1])
+            threshold = {"free": threshold * (0.9 + 0.1 * left), "calm": 0.9 * threshold + 0.1 * left}[point.decay_form]
+        if signals[number] >= np.float32(threshold) or layer == cap:
             emitted = np.zeros(z.shape[1])
             emitted[tokens] = p[layer] if said is not None and said.emit == "expert" else score
             return layer, emitted, signals
@@ -221,13 +226,15 @@ def test_the_distribution_at_the_exit_is_the_rules_own(stepper: Stepper, named: 
 
 
 RATE = (50.0, 40)  # constant of the decay: nearly all of it falls within the first ten of forty tokens
+OF_FIRST_SIGNAL = {"free": 1.05, "calm": 1.0}  # thresholds by the first token's signals: CALM's form starts above them
 
 
+@pytest.mark.parametrize("form", DECAY_FORMS)
 @pytest.mark.parametrize("name", ["response", "jsd", "fixed"])
-def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -> None:
-    """The prompt's last position is the first decided one, and uses the undecayed threshold for any prompt length.
+def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str, form: str) -> None:
+    """The prompt's last position is the first decided one, with no decay for any prompt length.
 
-    Thresholds lie a twentieth above its signals: not reached by it, but reached after some decay.
+    Its signals do not reach the thresholds there; later ones do, after some decay.
     """
     prompt = prompts(stepper)[0]
     first = len(prompt.tokens) - 1
@@ -235,13 +242,12 @@ def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -
     logits, states = own_states(stepper, prompt, history)
     never = replace(RULES[name], schedule="free_eager")
     read = np.array([written_out(never, logits[at], states[at], LAYERS)[2] for at in range(first, len(history))])
-    levels = tuple(np.inf if np.isnan(level) else 1.05 * float(level) for level in read[0])
-    point, changed = replace(never, thresholds=(levels,), decay=RATE), 0
-    assert written_out(point, logits[first], states[first], LAYERS)[0] == LAYERS
+    levels = tuple(np.inf if np.isnan(level) else OF_FIRST_SIGNAL[form] * float(level) for level in read[0])
+    point, changed = replace(never, thresholds=(levels,), decay=RATE, decay_form=form), 0
+    assert written_out(point, logits[first], states[first], LAYERS, 0)[0] == LAYERS
     session, step = WalkedDecoder(stepper, point).start([prompt])
     for decided, at in enumerate(range(first, len(history))):
-        factor = float(threshold_decay_factor(RATE, np.array([decided]))[0])
-        expected = written_out(point, logits[at], states[at], LAYERS, factor)[0]
+        expected = written_out(point, logits[at], states[at], LAYERS, decided)[0]
         assert int(step.depth[0, 0]) == expected
         changed += expected != written_out(point, logits[at], states[at], LAYERS)[0]
         if at + 1 < len(history):
@@ -249,16 +255,23 @@ def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -
     assert changed > 0, "the decay must matter"
 
 
-def test_replay_decays_thresholds_as_decoding_does() -> None:
+@pytest.mark.parametrize("form", DECAY_FORMS)
+def test_replay_decays_thresholds_as_decoding_does(form: str) -> None:
     stepper = STEPPERS["gpt_neox"]()
     rng = np.random.default_rng(0)
     sequences = [TokenSequence(rng.integers(0, VOCABULARY, n), start) for n, start in ((24, 0), (30, 7))]
-    trace, never = take_trace(stepper, sequences), replace(RULES["response"], schedule="free_eager", decay=RATE)
+    decaying = replace(RULES["response"], schedule="free_eager", decay=RATE, decay_form=form)
+    trace, never = take_trace(stepper, sequences), decaying
     first = trace.signals["softmax_response"][trace.starts[1], np.array(never.probes) - 1]  # as in the law above
     point = replace(never, thresholds=(tuple(1.05 * float(level) for level in first),))
     decoded = [teacher_force(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
     assert replay(trace, point).depth.tolist() == np.concatenate(decoded).tolist()
-    assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
+    for other in (replace(point, decay=None, decay_form="free"), replace(point, decay_form=another_form(form))):
+        assert replay(trace, other).depth.tolist() != replay(trace, point).depth.tolist(), other.decay_form
+
+
+def another_form(form: str) -> str:
+    return next(name for name in DECAY_FORMS if name != form)
 
 
 # ---------------------------------------------------------------- rows of forced depth

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration import trace as trace_module
-from emad_ref.calibration.trace import ConfidenceColumnsKey, Trace, concatenate_traces, take_trace
+from emad_ref.calibration import confidence_columns
+from emad_ref.calibration.confidence_columns import ConfidenceColumnsKey
+from emad_ref.calibration.trace import Trace, concatenate_traces, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -21,17 +22,17 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.point import DECAY_FORMS, OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
 from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
-    decode_and_prompt_work,
     iterate_point_replays,
     replay,
 )
 from tests.laws.test_confidence import RULES as EVERY_RULE
+from tests.plain_forms import decode_and_prompt_work
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
@@ -79,7 +80,7 @@ def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile
 
 def decoded(stepper: Stepper, point: OperatingPoint, sequence: TokenSequence) -> tuple[Ints, Floats, Work]:
     """Decode with teacher forcing: (depth [n], logits [n, V], work)."""
-    start = sequence.adaptive_from
+    start = sequence.first_decided
     session, step = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1], sequence.source)])
     steps = [step, *(session.feed(token[None, None]) for token in sequence.tokens[start + 1 : -1])]
     work = session.work
@@ -99,7 +100,7 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         rows = slice(trace.starts[number], trace.starts[number + 1])
         depth, logits, work = decoded(stepper_of(family), point, sequence)
         assert depth.tolist() == found.depth[rows].tolist()
-        nll = nats(logits, sequence.tokens[sequence.adaptive_from + 1 :])
+        nll = nats(logits, sequence.tokens[sequence.first_decided + 1 :])
         assert np.isinf(nll).tolist() == np.isinf(found.nll_nats[rows]).tolist()
         assert np.allclose(nll, found.nll_nats[rows], atol=STORED, rtol=0)
         assert logits.argmax(axis=1).tolist() == found.top1[rows].tolist()
@@ -134,8 +135,8 @@ def test_replay_of_drawn_thresholds_is_decoding_under_them(data: st.DataObject) 
     levels = st.one_of(st.just(math.inf), st.floats(0, 1, width=32))
     point = RULES[named]
     row = tuple(math.inf if old == math.inf else data.draw(levels) for old in point.thresholds[0])
-    decay = data.draw(st.sampled_from([None, (20.0, 40.0)]))
-    require_equal("gpt_neox", trace_of("gpt_neox"), replace(point, thresholds=(row,), schedule=schedule, decay=decay))
+    falls = data.draw(st.sampled_from([{}, *({"decay": (20.0, 40.0), "decay_form": form} for form in DECAY_FORMS)]))
+    require_equal("gpt_neox", trace_of("gpt_neox"), replace(point, thresholds=(row,), schedule=schedule, **falls))
 
 
 @pytest.mark.parametrize("name", ["fixed", "decaying", "jsd fixed"])
@@ -205,8 +206,8 @@ def test_columns_do_not_depend_on_how_many_tokens_are_read_at_a_time(
     named: OperatingPoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = trace_of("gpt_neox").confidence_rule_columns(named)
-    monkeypatch.setattr(trace_module, "FEWEST_TOKENS", 3)
-    monkeypatch.setattr(trace_module, "LOGITS_AT_A_TIME", 1)
+    monkeypatch.setattr(confidence_columns, "FEWEST_TOKENS", 3)
+    monkeypatch.setattr(confidence_columns, "LOGITS_AT_A_TIME", 1)
     apart = take_trace(stepper_of("gpt_neox"), texts("gpt_neox"), rules=[named]).confidence_rule_columns(named)
     for column in ("signal", "nll_nats"):
         assert np.allclose(getattr(apart, column), getattr(together, column), atol=STORED, rtol=0, equal_nan=True)

@@ -141,10 +141,10 @@ def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
 def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple[float, int, float, int]:
     """Return (nll, wrong, decode FLOPs, depth) of one session of one row, counted during its run."""
     decoder = WalkedDecoder(stepper, asked)
-    prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source)]
+    prompts = [Prompt(text.tokens[: text.first_decided + 1], text.source)]
     session, step = decoder.start(prompts)
     nll, wrong, depth = 0.0, 0, 0
-    for at in range(text.adaptive_from, len(text.tokens) - 1):
+    for at in range(text.first_decided, len(text.tokens) - 1):
         logits, target = step.logits[0, 0], text.tokens[at + 1]
         nll += float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[target])
         wrong += int(logits.argmax() != target)
@@ -226,7 +226,7 @@ def test_a_long_prompt_beside_a_long_text_asks_for_no_more_positions_than_there_
         ("sequences", {"sequences": []}),
         ("rows", {"rows": 0}),
         ("sequence", {"sequences": [TokenSequence(np.array([1]))]}),
-        ("adaptive_from", {"sequences": [TokenSequence(np.array([1, 2]), 1)]}),
+        ("first_decided", {"sequences": [TokenSequence(np.array([1, 2]), 1)]}),
         ("point.layers", {"points": [full_depth(LAYERS + 1)]}),
     ],
 )

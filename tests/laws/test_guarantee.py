@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from emad_ref.calibration.learn_then_test import betting_pvalues
 from emad_ref.calibration.lens_fit import LensPlan, fit_lens, held_out_windows
 from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import Trace, take_trace
@@ -27,7 +28,6 @@ from pytest_emad.screening import drift
 from pytest_emad.screening.drift import DocumentFeatures, replay_features
 from pytest_emad.screening.guarantee import ERROR, EXCESS, excess_loss, require_strict_to_loose
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
-from pytest_emad.sweep.risk import betting_pvalues
 
 CORPORA = ("world:premise", "world:mixed")
 PROBES = (4, 6, 8, 10)

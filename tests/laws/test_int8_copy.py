@@ -65,7 +65,7 @@ def test_on_a_float_model_stepwise_and_batched_traces_agree(loaded):
     sequence = TokenSequence(np.random.default_rng(1).integers(1, 400, 30), 7)
     step, batch = trace_stepwise(loaded.stepper, sequence), take_trace(loaded.stepper, [sequence])
     assert np.abs(step.entropy_nats - batch.entropy_nats).max() < 1e-4
-    for name in ("token", "target", "position", "starts", "prompts"):
+    for name in ("token", "target", "position", "starts", "first_decided"):
         assert np.array_equal(getattr(step, name), getattr(batch, name)), name
 
 

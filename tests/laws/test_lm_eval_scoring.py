@@ -123,8 +123,8 @@ POINTS = {
     "chunked": replace(EARLY, schedule="chunked", period=3),
     "positional": OperatingPoint("fall", "positional", 12, 12, schedule="positional", period=6, floor=3),
     "by position": replace(EARLY, thresholds=((0.2, 0.4), (1.0, 1.2)), bins=ThresholdBinSpec(("position",), (9,))),
-    "by confidence": replace(
-        EARLY, thresholds=((0.2, 0.4), (0.5, 0.8), (1.0, 1.2)), bins=ThresholdBinSpec(("confidence",))
+    "by top1_probability": replace(
+        EARLY, thresholds=((0.2, 0.4), (0.5, 0.8), (1.0, 1.2)), bins=ThresholdBinSpec(("top1_probability",))
     ),
 }
 

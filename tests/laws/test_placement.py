@@ -202,7 +202,7 @@ def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine
 
 def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> None:
     """Reads of states by host arrays and of the unembedding happen on one device."""
-    sequences = [TokenSequence(p.tokens, adaptive_from=1) for p in prompts()]
+    sequences = [TokenSequence(p.tokens, first_decided=1) for p in prompts()]
     estimators = {EntropyEstimator("topk", k=20): (2, 4), EntropyEstimator("lowrank", k=20, rank=8): (3,)}
     expected = take_trace(CausalStepper(small_model("gpt_neox")), sequences, estimators=estimators)
     with machine.open():

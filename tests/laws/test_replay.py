@@ -21,12 +21,11 @@ from emad_ref.record import DECODE
 from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     compute_decode_work,
-    decode_and_prompt_work,
     replay,
     top1_tokens_at_depth,
 )
-from emad_ref.schedule import schedules
 from emad_ref.signals import LAYERWISE
+from tests.plain_forms import decode_and_prompt_work, monotone_depths_from_signal
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
 TOPK = EntropyEstimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
@@ -62,7 +61,7 @@ def quantile_point(trace, quantile, schedule="monotone"):
 
 
 KINDS = [
-    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "position", "confidence",
+    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "position", "top1_probability",
     "between", "topk", "lowrank", *LAYERWISE,
 ]  # fmt: skip
 
@@ -71,7 +70,9 @@ def binned(trace, feature):
     wide = quantile_point(trace, 0.4)
     rows = tuple(tuple(t * share for t in wide.thresholds[0]) for share in (1.0, 0.9, 0.0))
     return replace(
-        wide, thresholds=rows, bins=ThresholdBinSpec((feature,), position_edges=(8, 20), confidence_edges=(0.1, 0.2))
+        wide,
+        thresholds=rows,
+        bins=ThresholdBinSpec((feature,), position_edges=(8, 20), top1_probability_edges=(0.1, 0.2)),
     )
 
 
@@ -107,7 +108,7 @@ def point(request, trace):
             "falls", "positional", LAYERS, LAYERS, (), ((),), "positional", period=12, floor=2
         ),
         "position": lambda: binned(trace, "position"),
-        "confidence": lambda: binned(trace, "confidence"),
+        "top1_probability": lambda: binned(trace, "top1_probability"),
         "between": lambda: between(trace),
         "topk": lambda: estimated(trace, TOPK),
         "lowrank": lambda: estimated(trace, LOWRANK),
@@ -124,7 +125,7 @@ def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, tr
     for number, sequence in enumerate(sequences):
         rows = slice(trace.starts[number], trace.starts[number + 1])
         decoder = WalkedDecoder(stepper, point)
-        start = sequence.adaptive_from
+        start = sequence.first_decided
         session, step = decoder.start([Prompt(sequence.tokens[: start + 1])])
         depths, losses = [], []
         for at in range(start, len(sequence.tokens) - 1):
@@ -152,7 +153,7 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     decode, prompt = decode_and_prompt_work(trace, point, expected.depth, expected.macs_per_row)
     counted = None
     for sequence in sequences:
-        start = sequence.adaptive_from
+        start = sequence.first_decided
         session, _ = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1])])
         for token in sequence.tokens[start + 1 : -1]:
             session.feed(token[None, None])
@@ -240,9 +241,7 @@ def test_grid_of_all_sequences_is_the_plain_recursion_in_each(trace, quantile):
     probes = np.array(point.probes, dtype=np.int64)
     thresholds = np.array(point.thresholds[0], dtype=np.float32)
     plain = [
-        schedules.monotone_depths_from_signal(
-            trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling
-        )
+        monotone_depths_from_signal(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
         for start, end in pairwise(trace.starts)
     ]
     assert np.concatenate(plain).tolist() == replay(trace, point).depth.tolist()

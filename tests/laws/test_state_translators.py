@@ -161,13 +161,13 @@ def test_decoded_columns_charge_each_row_for_its_own(rows: int) -> None:
     point = translated(digest)
     found = decoded_columns(stepper, stepper.geometry, texts, [point], rows=rows)
     for row, each in enumerate(texts):
-        prompts, decoder = [Prompt(each.tokens[: each.adaptive_from + 1])], WalkedDecoder(stepper, point)
+        prompts, decoder = [Prompt(each.tokens[: each.first_decided + 1])], WalkedDecoder(stepper, point)
         session, step = decoder.start(prompts)
-        steps = [step, *(session.feed(token[None, None]) for token in each.tokens[each.adaptive_from + 1 : -1])]
+        steps = [step, *(session.feed(token[None, None]) for token in each.tokens[each.first_decided + 1 : -1])]
         work = session.work - decoder.prompt_work(prompts)
         assert found.flops[row, 0] == flops(work, stepper.geometry).total
         assert found.depth[row, 0] == sum(depths(steps))
-        targets = each.tokens[each.adaptive_from + 1 :]
+        targets = each.tokens[each.first_decided + 1 :]
         nll = sum(np.logaddexp.reduce(z) - z[target] for z, target in zip(logits(steps), targets, strict=True))
         assert found.nll_nats[row, 0] == pytest.approx(nll, abs=ROUNDING)
         assert work.fill_macs.any()

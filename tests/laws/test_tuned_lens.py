@@ -27,8 +27,9 @@ from emad_ref.probes.probe import make_probe
 from emad_ref.probes.tuned_lens import Translator, TunedLens, attach_lens, get_attached_lens
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
-from emad_ref.replay.replay import compute_decode_flops_by_sequence, compute_decode_work, decode_and_prompt_work, replay
+from emad_ref.replay.replay import compute_decode_flops_by_sequence, compute_decode_work, replay
 from emad_ref.signals import SIGNALS
+from tests.plain_forms import decode_and_prompt_work
 from tests.random_lenses import FINGERPRINT, attached, drawn_lens
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -89,7 +90,7 @@ def agreeing(**change: object) -> OperatingPoint:
     return replace(point_of(traced(digest()), signal="agreement", **change), thresholds=((1e-6,) * 3,))
 
 
-CONFIDENT = ThresholdBinSpec(("confidence",), confidence_edges=(0.1, 0.2))
+CONFIDENT = ThresholdBinSpec(("top1_probability",), top1_probability_edges=(0.1, 0.2))
 POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "monotone": lambda: point_of(traced(digest())),
     "full rank": lambda: point_of(traced(digest(None))),
@@ -121,7 +122,7 @@ def point(request: pytest.FixtureRequest) -> OperatingPoint:
 
 def decoded(point: OperatingPoint, text: TokenSequence, stepper: Stepper) -> tuple[list[int], np.ndarray, Work]:
     """Return (depths, logits [n, V], work) of one text fed token by token."""
-    start = text.adaptive_from
+    start = text.first_decided
     session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[: start + 1])])
     depths, logits = [int(step.depth[0, 0])], [step.logits[0, 0]]
     for token in text.tokens[start + 1 : -1]:
@@ -214,7 +215,7 @@ def test_decoding_is_replay_token_by_token(point: OperatingPoint) -> None:
         depths, logits, _ = decoded(point, text, stepper_of())
         assert depths == expected.depth[rows].tolist()
         log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-        losses = -log_p[np.arange(len(log_p)), text.tokens[text.adaptive_from + 1 :]]
+        losses = -log_p[np.arange(len(log_p)), text.tokens[text.first_decided + 1 :]]
         assert np.abs(losses - expected.nll_nats[rows]).max() < STORED
 
 
@@ -332,7 +333,7 @@ def test_layers_without_a_translator_are_read_by_the_models_own_head() -> None:
     assert [np.array_equal(trace.nll_nats[:, at], raw.nll_nats[:, at]) for at in range(LAYERS)] == [
         True, True, False, True, True, True,
     ]  # fmt: skip
-    assert trace.lens_layer_macs.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
+    assert trace.lens_macs_by_layer.tolist() == [0, 0, 2 * 32 * 4, 0, 0, 0]
 
 
 def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:

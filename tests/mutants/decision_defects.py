@@ -232,7 +232,7 @@ def drop_estimator(point: OperatingPoint) -> OperatingPoint:
 
 def use_entropy_signal(point: OperatingPoint) -> OperatingPoint:
     plain = point.confidence is None and not SIGNALS[point.signal].is_learned
-    return replace(point, signal="entropy_nats", decay=None) if plain else point
+    return replace(point, signal="entropy_nats", decay=None, decay_form="free") if plain else point
 
 
 def exit_only_at_probes(point: OperatingPoint) -> OperatingPoint:
@@ -474,7 +474,11 @@ MUTANTS = (
     Mutant("field-signal-ignored", "fields", "entropy is compared, whatever signal is asked for",
            decode_at_changed_point(use_entropy_signal), FIELDS, rf"({'|'.join(COMPARED)}): row 0"),
     Mutant("field-decay-ignored", "fields", "thresholds do not fall",
-           decode_at_changed_point(lambda point: replace(point, decay=None)), FIELDS, r"thresholds that fall: row 0"),
+           decode_at_changed_point(lambda point: replace(point, decay=None, decay_form="free")), FIELDS,
+           r"thresholds that fall: row 0"),
+    Mutant("field-decay-form-ignored", "fields", "thresholds fall by one form, whichever is named",
+           decode_at_changed_point(lambda point: replace(point, decay_form="free")), FIELDS,
+           r"thresholds that fall by CALM's form: row 0"),
     Mutant("field-interpolation-ignored", "fields", "tokens leave at probes alone",
            decode_at_changed_point(exit_only_at_probes), FIELDS,
            r"exits between probes: row 0"),

@@ -291,7 +291,7 @@ def keep_cap_of_aborted_request() -> MutantFactory:
         admitted: list[TokenDepthCap] = original(length)
         decoder = session._forward.decoder
         if vars(decoder).get("aborted") and all(len(trail) == first for trail, first in zip(
-                session._trail, session._prompt, strict=True)):  # fmt: skip
+                session._trail, session._first_decided, strict=True)):  # fmt: skip
             decoder.aborted = False
             return [replace(one, cap=max(1, one.cap - 1)) for one in admitted]
         return admitted

@@ -202,7 +202,7 @@ def forget_ceiling_in_prompt(original: Any, session: Any, length: Ints | None = 
     """After a rollback into the prompt the cap is the model's last layer."""
     admitted, at = original(length), session.length if length is None else length
     return [TokenDepthCap(session._stepper.layers) if vars(session).get("rolled") and held == first else one
-            for one, held, first in zip(admitted, at, session._prompt, strict=True)]  # fmt: skip
+            for one, held, first in zip(admitted, at, session._first_decided, strict=True)]  # fmt: skip
 
 
 def mark_rollback(rollback: Any, session: Any, length: Ints) -> None:
@@ -307,7 +307,7 @@ def drop_all_for_none(drop: Any, session: Any, rows: Ints) -> None:
     if len(np.atleast_1d(rows)):
         drop(rows)
     else:
-        session._trail, session._prompt = [], []
+        session._trail, session._first_decided = [], []
 
 
 def drop_last_for_none(drop: Any, session: Any, rows: Ints) -> None:

@@ -189,7 +189,7 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("before", "after", "said"),
         [
-            ('"schema": 4', '"schema": 7', "has schema=7, but this version reads 4 alone"),
+            ('"schema": 5', '"schema": 7', "has schema=7, but this version reads 5 alone"),
             ('"tokens": 100', '"tokens": 101', "was changed or cut after it was written"),
         ],
     )
@@ -251,7 +251,7 @@ class TestOptions:
         [
             ("[EMAD-F1]\ntreshold = 0.2\n", ["field='treshold', but expected gate or thresholds", "EMAD-F1"]),
             ("[EMAD-F1]\nthresholds = { rise = 0.2 }\n", ["thresholds='rise', but expected one of", "perplexity_rise"]),
-            ("[EMAD-F9]\ngate = true\n", ["row='EMAD-F9', but expected one of", "new claims need a test"]),
+            ("[EMAD-F9]\ngate = true\n", ["row='EMAD-F9', but expected one of", "docs/own-claim.md adds one"]),
             ("[EMAD-F1\n", ["but expected valid TOML in UTF-8", "claims file="]),
         ],
     )

@@ -375,7 +375,7 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
         ["--quantiles", "1.0"],
         ["--bins", "mood"],
         ["--bins", "frequency,mood"],
-        ["--bins", "position,confidence,frequency"],
+        ["--bins", "position,top1_probability,frequency"],
         ["--bins-of", "none.json"],
         ["--corpus", "world:premise", "--corpus", "nowhere"],
         ["--corpus", "world:premise", "--corpus", "world:premise"],
@@ -408,7 +408,7 @@ def test_several_corpora_share_a_profile_up_to_their_tokens(small, tmp_path, cap
 
 
 def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
-    out = calibrated(tmp_path, "--bins", "position,confidence", "--quantiles", "0.25", "0.5")
+    out = calibrated(tmp_path, "--bins", "position,top1_probability", "--quantiles", "0.25", "0.5")
     profile = load_profile(out)
     lines = capsys.readouterr().out.splitlines()
     whole = profile.drop_last_bin_features(2)
@@ -420,7 +420,7 @@ def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
     counts = [int(line.split(": ")[1].split()[0]) for line in bins]
     assert counts == profile.statistics.tokens.tolist()
     thin = ["too few tokens" in line for line in bins]
-    assert thin == [dropped > 0 for dropped in profile.fallbacks]
+    assert thin == [dropped > 0 for dropped in profile.dropped_features]
     assert "q0.9 " in printed(calibrated, capsys, tmp_path, "--quantiles")
 
 

@@ -108,12 +108,17 @@ def test_an_estimator_or_binning_that_means_nothing_is_refused(make, named, mess
     assert message in str(refused.value)
 
 
-def test_only_a_full_probe_knows_confidence_and_frequency():
+def test_only_a_full_probe_knows_probability_and_frequency():
     rows = ((0.5, 0.2),) * 3
-    replace(POINT, bins=ThresholdBinSpec(("confidence",)), thresholds=rows)
+    replace(POINT, bins=ThresholdBinSpec(("top1_probability",)), thresholds=rows)
     replace(POINT, bins=ThresholdBinSpec(("position",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
     with pytest.raises(BadArgument, match="a topk-8 probe knows no other"):
-        replace(POINT, bins=ThresholdBinSpec(("confidence",)), thresholds=rows, estimator=EntropyEstimator("topk", k=8))
+        replace(
+            POINT,
+            bins=ThresholdBinSpec(("top1_probability",)),
+            thresholds=rows,
+            estimator=EntropyEstimator("topk", k=8),
+        )
 
 
 def test_a_lens_serves_no_rule_that_contrasts_readouts():
@@ -181,7 +186,7 @@ FIELDS = {
     "decay": [1, (1.0,), ("a", 2), "ab"],
     "margin_nats": ["x", True],
     "interpolate": [0, 1, None, "no"],
-    **{key: [None, 3, [], np.array([1, 2])] for key in ("schedule", "signal")},
+    **{key: [None, 3, [], np.array([1, 2])] for key in ("schedule", "signal", "decay_form")},
     **{key: [None, "full", 3] for key in ("estimator", "bins")},
     **{key: [3, [], np.array([1, 2])] for key in ("lens", "translators")},
     "confidence": [0.5, "x", ()],

@@ -1,4 +1,4 @@
-"""Simulated families of operating points at a known distance between their true fronts (EMAD-R1 to R4 and EMAD-E6)."""
+"""Simulated families of operating points at a known distance between their true fronts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated calibration sets that keep or break their guarantee by construction (EE-7 and EMAD-X2)."""
+"""Simulated calibration sets that keep or break their guarantee by construction."""
 
 from __future__ import annotations
 

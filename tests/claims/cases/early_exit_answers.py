@@ -1,4 +1,4 @@
-"""Simulated answers under two rules, one earlier or better by a known amount (EE-3, 9, 10, 12, 13 and 15)."""
+"""Simulated answers under two rules, one earlier or better by a known amount."""
 
 from __future__ import annotations
 

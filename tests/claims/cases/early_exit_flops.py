@@ -1,4 +1,4 @@
-"""Simulated FLOPs, scores and times of known size, with and without pruning (EE-1, 2, 4, 8 and 14)."""
+"""Simulated FLOPs, scores and times of known size, with and without pruning."""
 
 from __future__ import annotations
 

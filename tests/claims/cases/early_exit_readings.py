@@ -1,4 +1,4 @@
-"""Simulated readouts of layers with known confidence and known accuracy (EE-5, 6 and 11)."""
+"""Simulated readouts of layers with known confidence and known accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated readings of an energy counter with a known true ratio (EMAD-N1)."""
+"""Simulated readings of an energy counter with a known true ratio."""
 
 from __future__ import annotations
 

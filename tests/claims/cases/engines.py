@@ -1,4 +1,4 @@
-"""Simulated answers of inference engines with known correctness (ENG-1 to ENG-7)."""
+"""Simulated answers of inference engines with known correctness."""
 
 from __future__ import annotations
 

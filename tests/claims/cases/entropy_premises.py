@@ -1,4 +1,4 @@
-"""Simulated entropies, probes and depths with known truth (EMAD-E1, E3, E4, E9, E11 and E13)."""
+"""Simulated entropies, probes and depths with known truth."""
 
 from __future__ import annotations
 

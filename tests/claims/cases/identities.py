@@ -1,4 +1,4 @@
-"""Simulated logits and block counts that agree or differ by construction (EMAD-E2, E5 and E12)."""
+"""Simulated logits and block counts that agree or differ by construction."""
 
 from __future__ import annotations
 

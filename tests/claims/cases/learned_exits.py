@@ -1,4 +1,4 @@
-"""Simulated criteria, oracles and components with known savings and losses (EMAD-X1, X5 and X6)."""
+"""Simulated criteria, oracles and components with known savings and losses."""
 
 from __future__ import annotations
 

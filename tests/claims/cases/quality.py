@@ -1,4 +1,4 @@
-"""Simulated operating points with known loss on documents and items (EMAD-F1, its literal reading, and EMAD-E10)."""
+"""Simulated operating points with known loss on documents and items."""
 
 from __future__ import annotations
 

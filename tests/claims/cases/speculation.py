@@ -1,4 +1,4 @@
-"""Simulated requests of a pair with known times, FLOPs and scores (EAD-F2, EMAD-R5 and E8)."""
+"""Simulated requests of a pair with known times, FLOPs and scores."""
 
 from __future__ import annotations
 

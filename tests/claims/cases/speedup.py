@@ -1,4 +1,4 @@
-"""Simulated timed requests with a known ratio of total times (EMAD-F2, X3, X4 and EMAD-E7)."""
+"""Simulated timed requests with a known ratio of total times."""
 
 from __future__ import annotations
 

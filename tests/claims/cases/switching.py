@@ -1,4 +1,4 @@
-"""Simulated items of a pair on which switching loses or gains a known amount (EAD-F1 and A1 to A4)."""
+"""Simulated items of a pair on which switching loses or gains a known amount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token shares and work of a pair with savings that follow by arithmetic (EAD-H1 and H2)."""
+"""Token shares and work of a pair with savings that follow by arithmetic."""
 
 from __future__ import annotations
 

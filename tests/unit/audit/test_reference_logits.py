@@ -64,7 +64,7 @@ def test_what_logits_do_not_decide_needs_a_lens_that_leads_the_rule(point: Opera
 
 
 def test_bins_are_those_of_the_first_probes_readout() -> None:
-    spec = ThresholdBinSpec(("position", "confidence"), position_edges=(2,), confidence_edges=(0.5,))
+    spec = ThresholdBinSpec(("position", "top1_probability"), position_edges=(2,), top1_probability_edges=(0.5,))
     point = replace(POINT, thresholds=((0.5, 0.5),) * 4, bins=spec)
     logits = np.zeros((3, 4, 6))
     logits[1:, 0, 0] = 9.0
@@ -73,7 +73,7 @@ def test_bins_are_those_of_the_first_probes_readout() -> None:
 
 
 def test_a_bin_that_the_tolerance_leaves_open_is_given_both_ways() -> None:
-    spec = ThresholdBinSpec(("confidence",), confidence_edges=(0.5,))
+    spec = ThresholdBinSpec(("top1_probability",), top1_probability_edges=(0.5,))
     rows = candidate_bins(spec, np.arange(3), np.array([0.49, 0.51, 0.9]), [np.zeros(3, dtype=np.int64)], 0.02)
     assert rows[0].tolist() == [0, 1, 1]
     assert np.unique(np.stack(rows)[:, 0]).tolist() == np.unique(np.stack(rows)[:, 1]).tolist() == [0, 1]

@@ -10,29 +10,29 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.schedule.schedules import monotone_depths_from_signal
 from pytest_emad.audit import Finding, ReplayedDocument, check_replay_agreement, tolerance
 from pytest_emad.audit.reference_logits import compute_reference
 from tests.decoders.audited_model import LAYERS, VOCABULARY, lens_of, spread_point, tiny_neox
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.planted_defects import DEFECTS
+from tests.plain_forms import monotone_depths_from_signal
 
 POINT = spread_point()
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 
 
 @functools.cache
-def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> ReplayedDocument:
+def replayed(first_decided: int, point: OperatingPoint = POINT) -> ReplayedDocument:
     """Replay on the lens: the running minimum of first fires, and −log p of the next token at that depth."""
-    tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
-    reference = compute_reference(lens_of(tiny_neox()), tokens, point, adaptive_from)
+    tokens = np.random.default_rng(7 + first_decided).integers(3, VOCABULARY, 16)
+    reference = compute_reference(lens_of(tiny_neox()), tokens, point, first_decided)
     logits, signal = reference.logits[:-1], reference.signal[:-1]
     depth = monotone_depths_from_signal(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
     shown = logits[np.arange(len(depth)), depth - 1]
     log_p = shown - np.log(np.exp(shown).sum(axis=-1, keepdims=True))
-    nll = -log_p[np.arange(len(depth)), tokens[adaptive_from + 1 :]]
-    return ReplayedDocument(tokens, depth, nll, signal, adaptive_from)
+    nll = -log_p[np.arange(len(depth)), tokens[first_decided + 1 :]]
+    return ReplayedDocument(tokens, depth, nll, signal, first_decided)
 
 
 def crossed(decoder: type, *documents: ReplayedDocument) -> Finding:

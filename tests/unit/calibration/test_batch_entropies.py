@@ -42,10 +42,10 @@ def batch(nano: LoadedModel) -> Sequence[TokenSequence]:
     """Return windows of several lengths, some with a prompt."""
     rng = np.random.default_rng(0)
     rows = [rng.integers(1, nano.stepper.vocabulary_size, length) for length in LENGTHS]
-    return [TokenSequence(row, adaptive_from=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
+    return [TokenSequence(row, first_decided=len(row) // 3, document=at // 2) for at, row in enumerate(rows)]
 
 
-@pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)
+@pytest.mark.parametrize("features", [(), ("position",), ("top1_probability",), ("position", "frequency")], ids=str)
 @pytest.mark.parametrize("layers", [(PROBE,), (PROBE, 4), None], ids=str)
 def test_statistics_of_a_batch_are_those_of_its_trace(
     nano: LoadedModel, batch: Sequence[TokenSequence], features: tuple[str, ...], layers: tuple[int, ...] | None
@@ -106,7 +106,7 @@ def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(
 
 def test_bins_that_need_a_probe_are_refused_without_one(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
     with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
-        measure_batch_statistics(nano.stepper, batch, ThresholdBinSpec(("confidence",)), None, (PROBE,))
+        measure_batch_statistics(nano.stepper, batch, ThresholdBinSpec(("top1_probability",)), None, (PROBE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

@@ -89,8 +89,8 @@ def test_text_is_read_once_up_to_the_room_for_its_states(
     stepper: CausalStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = cache_states(stepper, PLAN, TEXT)
-    lessons = [window for window in TEXT() if not PLAN.is_held_out(window.document)]
-    assert len(cache.final) == sum(len(window.tokens) - 1 for window in lessons)
+    training = [window for window in TEXT() if not PLAN.is_held_out(window.document)]
+    assert len(cache.final) == sum(len(window.tokens) - 1 for window in training)
     with torch.inference_mode():
         assert torch.allclose(cache.log_z, stepper.logits(cache.final).logsumexp(dim=-1))
     size = 3 * stepper.geometry.hidden * cache.final.element_size()

@@ -23,7 +23,7 @@ from emad_ref.point import ThresholdBinSpec
 from tests.handmade_traces import layerwise
 
 LAYERS, WINDOW = 3, 50
-GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(5, 20))
+GRID = ThresholdBinSpec(("position", "top1_probability"), position_edges=(5, 20))
 SUMMED = 1e-12  # relative: the same float64 numbers, summed in a different order
 
 
@@ -42,7 +42,7 @@ def trace_of(windows, seed=0):
         target=np.zeros(tokens, dtype=np.int64),
         position=np.tile(np.arange(WINDOW), windows),
         starts=np.arange(windows + 1) * WINDOW,
-        prompts=np.zeros(windows, dtype=np.int64),
+        first_decided=np.zeros(windows, dtype=np.int64),
     )
 
 

@@ -40,7 +40,7 @@ PROFILE = Profile(
 OWNER = {"model": "m", "fingerprint": "f", "corpus": "c", "dtype": "float32"}
 
 
-GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(300,))
+GRID = ThresholdBinSpec(("position", "top1_probability"), position_edges=(300,))
 
 
 def trace_with(entropy, probability=None, top1=0):
@@ -58,7 +58,7 @@ def trace_with(entropy, probability=None, top1=0):
         target=number,
         position=number,
         starts=np.array([0, len(entropy)]),
-        prompts=np.array([0]),
+        first_decided=np.array([0]),
     )
 
 
@@ -88,8 +88,11 @@ def test_probes_that_no_point_could_use_are_refused_before_the_profile_is_kept(p
         ({"targets_nats": (2.0,)}, "one target per probe"),
         ({"targets_nats": (1.0, 2.0)}, "targets never rise"),
         ({"bin_targets_nats": ((2.0, 1.0),)}, "one row of targets per bin"),
-        ({"bins": GRID, "bin_targets_nats": ((2.0, 1.0),) * 6, "fallbacks": (0,) * 5}, "one row of targets per bin"),
-        ({"bins": GRID, "bin_targets_nats": ((1.0, 2.0),) * 6, "fallbacks": (0,) * 6}, "targets never rise"),
+        (
+            {"bins": GRID, "bin_targets_nats": ((2.0, 1.0),) * 6, "dropped_features": (0,) * 5},
+            "one row of targets per bin",
+        ),
+        ({"bins": GRID, "bin_targets_nats": ((1.0, 2.0),) * 6, "dropped_features": (0,) * 6}, "targets never rise"),
         ({"corpora": {"a": 60, "b": 39}}, "all tokens are of its corpora"),
         ({"statistics": EntropyStatistics.empty(2, 4)}, "statistics by bin and layer read"),
         ({"statistics": EntropyStatistics.empty(1, 4)}, "statistics of its tokens"),
@@ -145,7 +148,7 @@ def test_a_profile_serves_its_own_model_and_no_other():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace('"schema": 4', '"schema": 3'), "has schema=3, but this version reads 4 alone"),
+        (lambda text: text.replace('"schema": 5', '"schema": 4'), "has schema=4, but this version reads 5 alone"),
         (lambda text: text.replace('"tokens": 100', '"tokens": 101'), "was changed or cut after it was written"),
         (lambda text: text[:-9], "cannot be read"),
         (lambda text: "[1]", "has format=None, but expected 'profile'"),
@@ -194,7 +197,7 @@ def test_each_bin_has_targets_of_its_own_tokens(binned):
     pooled = (means[1] + means[2]) / 2  # layers 2 and 3 rise
     assert binned.bin_targets_nats[5] == pytest.approx((means[0], pooled, pooled))
     assert binned.statistics.tokens[5] == mine.sum() >= MINIMUM_TOKENS
-    assert binned.fallbacks[5] == 0
+    assert binned.dropped_features[5] == 0
 
 
 def test_a_bin_with_too_few_tokens_takes_the_targets_of_its_parent_and_says_so(binned):
@@ -202,7 +205,7 @@ def test_a_bin_with_too_few_tokens_takes_the_targets_of_its_parent_and_says_so(b
     # the first 300 positions are too few together; of the others, the middle confidence bucket is
     assert tokens[:3].sum() == 300
     assert tokens[4] < MINIMUM_TOKENS < tokens[3]
-    assert binned.fallbacks == (2, 2, 2, 0, 1, 0)
+    assert binned.dropped_features == (2, 2, 2, 0, 1, 0)
     late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
     assert binned.bin_targets_nats[4] == pytest.approx(late.bin_targets_nats[1])
     for row in binned.bin_targets_nats[:3]:
@@ -213,7 +216,7 @@ def test_conditioning_leaves_the_means_of_all_tokens_as_they_are(binned):
     plain = profile_of(binned_trace(), (1, 2, 3), **OWNER)
     assert binned.mean_nats == pytest.approx(plain.mean_nats, rel=1e-12)
     assert binned.targets_nats == pytest.approx(plain.targets_nats, rel=1e-12)
-    assert (plain.bin_targets_nats, plain.fallbacks, plain.bins) == ((), (), ThresholdBinSpec())
+    assert (plain.bin_targets_nats, plain.dropped_features, plain.bins) == ((), (), ThresholdBinSpec())
 
 
 def test_a_conditioned_point_has_a_row_of_thresholds_per_bin(binned):
@@ -238,7 +241,7 @@ def test_frequency_is_that_of_the_token_predicted_at_the_first_probe():
     profile = profile_of(trace, (1, 2), **OWNER, bins=frequency, minimum_tokens=1)
     assert profile.statistics.tokens.tolist() == [1, 0, 1]
     assert profile.bin_targets_nats == ((2.0, 1.0), (3.0, 2.0), (4.0, 3.0))
-    assert profile.fallbacks == (0, 1, 0)
+    assert profile.dropped_features == (0, 1, 0)
     with pytest.raises(BadArgument, match="first_probe=None"):
         profile_of(trace, (), **OWNER, bins=frequency)
 
@@ -247,7 +250,7 @@ def test_a_coarser_profile_is_the_one_calibrated_without_the_last_feature(binned
     late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
     coarser = binned.drop_last_bin_features()
     assert np.array(coarser.bin_targets_nats) == pytest.approx(np.array(late.bin_targets_nats))
-    assert (coarser.bins, coarser.fallbacks) == (late.bins, late.fallbacks)
+    assert (coarser.bins, coarser.dropped_features) == (late.bins, late.dropped_features)
     assert binned.drop_last_bin_features(2).point(0.2).thresholds[0] == pytest.approx(
         profile_of(binned_trace(), (1, 2, 3), **OWNER).point(0.2).thresholds[0]
     )
@@ -322,7 +325,7 @@ def test_merged_profiles_are_the_profile_of_all_their_tokens():
     assert merged.mean_nats == pytest.approx(whole.mean_nats, rel=1e-12)
     assert np.array_equal(merged.statistics.histogram, whole.statistics.histogram)
     assert (merged.corpora, merged.corpus) == ({"a": 2000, "b": 900}, "a + b")
-    assert (merged.tokens, merged.sequences, merged.fallbacks) == (2900, 2, whole.fallbacks)
+    assert (merged.tokens, merged.sequences, merged.dropped_features) == (2900, 2, whole.dropped_features)
 
 
 def test_merging_goes_on_from_files_and_one_profile_is_itself(tmp_path):

@@ -27,7 +27,7 @@ from emad_ref.point import ThresholdBinSpec
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
 WINDOW, BATCH = 20, 60
-GRID = ThresholdBinSpec(("position", "confidence"), position_edges=(4, 10), confidence_edges=(0.05, 0.1))
+GRID = ThresholdBinSpec(("position", "top1_probability"), position_edges=(4, 10), top1_probability_edges=(0.05, 0.1))
 PLAN = CalibrationPlan(
     model="small",
     fingerprint="f00d",
@@ -104,7 +104,7 @@ def test_the_profile_is_that_of_the_whole_trace(stepper, uninterrupted):
     assert uninterrupted.mean_nats == pytest.approx([whole.mean_nats[layer - 1] for layer in (2, 4, 6)], rel=1e-12)
     assert uninterrupted.targets_nats == pytest.approx(whole.targets_nats, rel=1e-12)
     assert uninterrupted.bin_targets_nats == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
-    assert uninterrupted.fallbacks == whole.fallbacks
+    assert uninterrupted.dropped_features == whole.dropped_features
     assert np.array_equal(uninterrupted.statistics.histogram, whole.statistics.histogram[:, [1, 3, 5]])
     assert (uninterrupted.tokens, uninterrupted.sequences) == (whole.tokens, whole.sequences) == (len(trace), 23)
     assert uninterrupted.corpora == {

@@ -28,7 +28,7 @@ from emad_ref.point import ThresholdBinSpec
 from emad_ref.tuning import windows_of
 from emad_ref.workers.dispatch import WorkerPool, open_workers
 
-BINS = ThresholdBinSpec(("position", "confidence"))
+BINS = ThresholdBinSpec(("position", "top1_probability"))
 
 
 @pytest.fixture(scope="module")

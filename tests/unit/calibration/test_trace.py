@@ -62,7 +62,7 @@ def test_the_divergence_is_that_of_plain_logits_and_none_at_the_end(stepper, tun
     found = trace.divergence()
     expected = []
     for text in texts:
-        for layer, states in enumerate(compute_sequence_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
+        for layer, states in enumerate(compute_sequence_states(stepper, text.tokens[:-1], text.first_decided), start=1):
             read = states if lens is None else get_attached_lens(stepper, lens)(states, layer)
             expected.append(stepper.logits(read).double().log_softmax(dim=-1))
     rows = [torch.stack(expected[at : at + LAYERS]) for at in range(0, len(expected), LAYERS)]  # [L, n, V] each
@@ -235,7 +235,7 @@ def test_windows_know_their_document_and_one_document_gives_no_more_than_its_sha
 
 
 def test_windows_start_at_full_depth_and_decide_from_their_first_token():
-    assert [s.adaptive_from for s in cut_windows([np.arange(6)], 3, 9)] == [0, 0, 0]
+    assert [s.first_decided for s in cut_windows([np.arange(6)], 3, 9)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("window", [1, 0, -4])
@@ -275,8 +275,8 @@ def test_padding_stands_on_the_right():
     [
         (1, 0, "at least two tokens; nothing is predicted in it"),
         (0, 0, "at least two tokens"),
-        (5, 4, "adaptive_from=4, but expected a position in 0–3; nothing is decided"),
-        (5, -1, "adaptive_from=-1"),
+        (5, 4, "first_decided=4, but expected a position in 0–3; nothing is decided"),
+        (5, -1, "first_decided=-1"),
     ],
 )
 def test_a_sequence_in_which_nothing_is_decided_is_refused(length, start, message):
@@ -310,7 +310,7 @@ def test_every_declared_signal_is_a_column_however_the_trace_was_taken(stepper, 
     trace = take_trace(stepper, texts)
     found = [trace.signal_at_every_layer(name)[trace.sequence_index == i] for i in (0, 1)]
     for text, column in zip(texts, found, strict=True):
-        expected = LAYERWISE[name].from_lens(compute_layer_logits(stepper, text.tokens)[text.adaptive_from : -1])
+        expected = LAYERWISE[name].from_lens(compute_layer_logits(stepper, text.tokens)[text.first_decided : -1])
         assert np.abs(column - expected).max() < ROUNDING
         assert np.abs(trace_stepwise(stepper, text).signal_at_every_layer(name) - expected).max() < ROUNDING
     assert column.dtype == np.float32
@@ -339,7 +339,7 @@ def test_rows_belong_to_their_sequences(stepper):
     trace = take_trace(stepper, [sequence(6, 0), sequence(9, 4, 1), sequence(2, 0, 2)])
     assert trace.n_decided_by_sequence.tolist() == [5, 4, 1]
     assert trace.starts.tolist() == [0, 5, 9, 10]
-    assert trace.prompts.tolist() == [0, 4, 0]
+    assert trace.first_decided.tolist() == [0, 4, 0]
     assert trace.sequence_index.tolist() == [0] * 5 + [1] * 4 + [2]
     assert (len(trace), trace.layers, trace.n_sequences) == (10, LAYERS, 3)
 

@@ -20,7 +20,7 @@ from emad_ref.point import FEATURES, ThresholdBinSpec
 
 FREQUENCY = bytes([0, 1, 2, 1])
 POSITION = np.array([1, 32, 33, 128, 129, 4000])
-CONFIDENCE = np.array([0.0, 0.39, 0.4, 0.69, 0.7, 1.0], dtype=np.float32)
+PROBABILITY = np.array([0.0, 0.39, 0.4, 0.69, 0.7, 1.0], dtype=np.float32)
 TOP1 = np.array([0, 1, 2, 3, 0, 2])
 
 
@@ -33,29 +33,29 @@ def spec(*features):
     [
         ((), [0, 0, 0, 0, 0, 0]),
         (("position",), [0, 0, 1, 1, 2, 2]),
-        (("confidence",), [0, 0, 1, 1, 2, 2]),
+        (("top1_probability",), [0, 0, 1, 1, 2, 2]),
         (("frequency",), [0, 1, 2, 1, 0, 2]),
         (("position", "frequency"), [0, 1, 5, 4, 6, 8]),
         (("frequency", "position"), [0, 3, 7, 4, 2, 8]),
-        (("confidence", "position"), [0, 0, 4, 4, 8, 8]),
+        (("top1_probability", "position"), [0, 0, 4, 4, 8, 8]),
     ],
 )
 def test_edges_are_those_of_the_paper_and_two_features_make_a_grid(features, expected):
-    index = assign_bins(spec(*features), POSITION, CONFIDENCE, TOP1)
+    index = assign_bins(spec(*features), POSITION, PROBABILITY, TOP1)
     assert index.tolist() == expected
     assert spec(*features).bin_count == (3 ** len(features))
 
 
-def test_an_edge_of_confidence_is_rounded_as_the_probabilities_are():
+def test_an_edge_of_the_probability_is_rounded_as_the_probabilities_are():
     """float32(0.7) < 0.7: a comparison in double precision would put it one bucket lower."""
     at = np.array([0.7], dtype=np.float32)
     assert at.astype(np.float64)[0] < 0.7
-    for confidence in (at, at.astype(np.float64)):
-        assert assign_bins(spec("confidence"), np.array([1]), confidence, np.array([0])).tolist() == [2]
+    for probability in (at, at.astype(np.float64)):
+        assert assign_bins(spec("top1_probability"), np.array([1]), probability, np.array([0])).tolist() == [2]
 
 
 def test_bins_keep_the_shape_of_the_tokens():
-    grid = assign_bins(spec("position"), POSITION.reshape(2, 3), CONFIDENCE.reshape(2, 3), TOP1.reshape(2, 3))
+    grid = assign_bins(spec("position"), POSITION.reshape(2, 3), PROBABILITY.reshape(2, 3), TOP1.reshape(2, 3))
     assert grid.tolist() == [[0, 0, 1], [1, 2, 2]]
 
 
@@ -63,19 +63,23 @@ def test_bins_keep_the_shape_of_the_tokens():
     ("feature", "change", "message"),
     [
         ("position", {"position": np.array([3, 0])}, "position=0, but expected positions counted from 1"),
-        ("confidence", {"confidence": np.array([0.5, np.nan])}, "confidence=nan, but expected top-1 probabilities"),
+        (
+            "top1_probability",
+            {"top1_probability": np.array([0.5, np.nan])},
+            "top1_probability=nan, but expected top-1 probabilities",
+        ),
         ("frequency", {"top1": np.array([0, 4])}, "top1=4, but expected token ids in 0–3"),
         ("frequency", {"top1": np.array([-1, 0])}, "top1=-1, but expected token ids in 0–3"),
     ],
 )
 def test_a_token_that_belongs_to_no_bin_is_refused_where_it_matters(feature, change, message):
-    token = {"position": np.array([1, 2]), "confidence": np.array([0.1, 0.2]), "top1": np.array([0, 1])} | change
+    token = {"position": np.array([1, 2]), "top1_probability": np.array([0.1, 0.2]), "top1": np.array([0, 1])} | change
     with pytest.raises(BadArgument, match=message):
         assign_bins(spec(feature), **token)
     assert assign_bins(spec(), **token).tolist() == [0, 0]
 
 
-def test_ancestors_join_the_bins_that_share_the_features_kept():
+def test_parents_join_the_bins_that_share_the_features_kept():
     grid = spec("position", "frequency")
     assert bin_indices_without_last_features(grid, 0).tolist() == list(range(9))
     assert bin_indices_without_last_features(grid, 1).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -85,7 +89,7 @@ def test_ancestors_join_the_bins_that_share_the_features_kept():
 
 
 @given(st.permutations(FEATURES), st.integers(0, 2), st.data())
-def test_an_ancestor_is_the_bin_without_the_last_features(order, dropped, data):
+def test_a_parent_is_the_bin_without_the_last_features(order, dropped, data):
     fine = spec(*order[:2])
     coarse = spec(*order[: 2 - dropped])
     token = (
@@ -98,7 +102,7 @@ def test_an_ancestor_is_the_bin_without_the_last_features(order, dropped, data):
 
 def test_a_thin_bin_gives_up_features_until_enough_tokens_stand_behind_it():
     tokens = np.array([500, 499, 0, 200, 200, 100, 10, 0, 0])
-    assert dropped_feature_count_by_bin(spec("position", "confidence"), tokens, 500).tolist() == [
+    assert dropped_feature_count_by_bin(spec("position", "top1_probability"), tokens, 500).tolist() == [
         0,
         1,
         1,
@@ -141,7 +145,7 @@ def test_equal_counts_rank_by_id_and_unseen_tokens_come_last():
 def test_bins_have_names_for_people_in_the_order_of_their_index():
     assert bin_names(spec()) == ("all tokens",)
     assert bin_names(spec("position")) == ("position 1–32", "position 33–128", "position 129+")
-    names = bin_names(spec("confidence", "frequency"))
-    assert names[:2] == ("confidence 0–0.4, frequency rank high", "confidence 0–0.4, frequency rank middle")
-    assert names[5] == "confidence 0.4–0.7, frequency rank low"
+    names = bin_names(spec("top1_probability", "frequency"))
+    assert names[:2] == ("top1_probability 0–0.4, frequency rank high", "top1_probability 0–0.4, frequency rank middle")
+    assert names[5] == "top1_probability 0.4–0.7, frequency rank low"
     assert len(names) == 9

@@ -14,14 +14,14 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import (
     CONFIDENCES,
     PRUNINGS,
+    decayed_threshold,
     early_exit_point,
     fixed_entropy_point,
     is_exit_rule_met,
     kept_vocabulary_size,
     softmax_response_point,
-    threshold_decay_factor,
 )
-from emad_ref.point import ConfidenceParameters, OperatingPoint
+from emad_ref.point import DECAY_FORMS, ConfidenceParameters, OperatingPoint
 from emad_ref.signals import SIGNALS, required_layers
 
 L, V = 24, 32_128  # T5-large
@@ -101,6 +101,7 @@ def test_every_rule_and_pruning_makes_a_point_of_its_own_or_is_refused() -> None
 def test_names_tell_points_of_a_sweep_apart() -> None:
     changes: list[dict[str, object]] = [
         {}, {"alpha": 0.2}, {"alpha_decay": 0.5}, {"emit": "expert"}, {"rescale": True}, {"decay": (4.0, 64.0)},
+        {"decay": (4.0, 64.0), "decay_form": "calm"},
         {"schedule": "monotone"}, {"threshold": 0.85}, {"minimum": 6},
     ]  # fmt: skip
     names = {early_exit_point("jsd_contrast", 12, V, **{"minimum": 4, **change}).name for change in changes}  # type: ignore[arg-type]
@@ -236,11 +237,37 @@ def test_nothing_may_fire_below_the_minimum_layer() -> None:
 
 
 def test_a_decaying_threshold_starts_whole_and_ends_at_nine_tenths() -> None:
-    assert threshold_decay_factor((4.0, 100), np.array([0])).tolist() == [1.0]
-    expected = [0.9 + 0.1 * math.exp(-4 * t / 100) for t in (1, 50, 100)]
-    assert np.allclose(threshold_decay_factor((4.0, 100), np.array([1, 50, 100])), expected)
-    assert threshold_decay_factor((1e3, 100), np.array([10**6])).tolist() == [0.9]
-    assert threshold_decay_factor((0.0, 100), np.array([7])).tolist() == [1.0]
+    def factor(rate: float, decided: list[int]) -> list[float]:
+        point = replace(softmax_response_point(12, (4,), 1.0), decay=(rate, 100))
+        return decayed_threshold(point, point.threshold_table[0], np.array(decided)).tolist()
+
+    assert factor(4.0, [0]) == [1.0]
+    assert np.allclose(factor(4.0, [1, 50, 100]), [0.9 + 0.1 * math.exp(-4 * t / 100) for t in (1, 50, 100)])
+    assert factor(1e3, [10**6]) == [0.9]
+    assert factor(0.0, [7]) == [1.0]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.9, 1.0])
+def test_the_form_of_calm_starts_nearer_to_one_and_ends_at_the_same_threshold(threshold: float) -> None:
+    """0.9·λ + 0.1·exp(−rate·t/N) against λ·(0.9 + 0.1·exp(−rate·t/N)); CALM's clip to [0, 1] is never reached."""
+    free = replace(softmax_response_point(12, (4,), threshold), decay=(4.0, 100))
+    calm, decided = replace(free, decay_form="calm"), np.arange(0, 2000, 7)
+    by_free, by_calm = (decayed_threshold(each, each.threshold_table[0], decided) for each in (free, calm))
+    level = float(np.float32(threshold))
+    assert np.allclose(by_calm, 0.9 * level + 0.1 * np.exp(-4.0 * decided / 100))
+    assert np.allclose(by_calm - by_free, 0.1 * (1 - level) * np.exp(-4.0 * decided / 100))
+    assert np.isclose(by_calm[-1], by_free[-1])
+    assert by_calm.min() >= 0
+    assert by_calm.max() <= 1
+
+
+def test_the_rule_compares_by_the_form_that_the_point_names() -> None:
+    """At t = 0 λ = 0.5 is 0.5 by FREE's form and 0.55 by CALM's; long after, 0.45 by both."""
+    free = replace(softmax_response_point(12, (4,), 0.5), decay=(4.0, 10))
+    signal, decided = np.array([0.52, 0.52, 0.46, 0.44], dtype=np.float32), np.array([0, 999, 999, 999])
+    assert is_exit_rule_met(free, 0, signal, decided=decided).tolist() == [True, True, True, False]
+    calm = replace(free, decay_form="calm")
+    assert is_exit_rule_met(calm, 0, signal, decided=decided).tolist() == [False, True, True, False]
 
 
 def test_later_tokens_fire_at_less_confidence() -> None:
@@ -257,8 +284,9 @@ def test_later_tokens_fire_at_less_confidence() -> None:
     ]
 
 
-def test_a_threshold_that_never_fires_does_not_decay_into_one_that_does() -> None:
-    point = replace(softmax_response_point(12, (4,), math.inf), decay=(4.0, 10))
+@pytest.mark.parametrize("form", DECAY_FORMS)
+def test_a_threshold_that_never_fires_does_not_decay_into_one_that_does(form: str) -> None:
+    point = replace(softmax_response_point(12, (4,), math.inf), decay=(4.0, 10), decay_form=form)
     assert not is_exit_rule_met(point, 0, np.ones(2, dtype=np.float32), decided=np.array([0, 10**6])).any()
 
 
@@ -272,6 +300,12 @@ def test_constant_thresholds_ask_for_no_index_and_decaying_ones_do() -> None:
     )
     with pytest.raises(BadArgument, match="decided=None, but expected the index of every decided token"):
         is_exit_rule_met(replace(plain, decay=(4.0, 10)), 0, signal)
+
+
+@pytest.mark.parametrize("change", [{"decay_form": "calm"}, {"decay": (1.0, 10), "decay_form": "linear"}], ids=str)
+def test_a_form_without_a_decay_or_without_a_source_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(BadArgument, match=r"^decay_form=.*, but expected one of free, calm; free without a decay"):
+        replace(softmax_response_point(12, (4,), 0.9), **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

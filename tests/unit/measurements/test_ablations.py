@@ -35,10 +35,10 @@ from pytest_emad.measurements.ablations import (
     RecallCounter,
     TeacherForcedOpenings,
     WorstEstimatorAgreement,
-    fallback_note,
     make_margin_grid,
     make_shared_margin_grid,
     measure_speed_columns,
+    parent_bin_note,
     points_at_margins_with_exits,
     probes_at_stride,
     require_available_quality_and_replay,
@@ -160,12 +160,12 @@ def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: ModelMeasureme
 
 
 def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: ModelMeasurements) -> None:
-    assert fallback_note(run.traces.profile) == ""
-    note = fallback_note(run.traces.calibrate_profile(PROBES, ("position",)))
+    assert parent_bin_note(run.traces.profile) == ""
+    note = parent_bin_note(run.traces.calibrate_profile(PROBES, ("position",)))
     assert note.startswith("position: fewer than 500 calibration tokens in ")
     assert "position 129+: thresholds of the parent bin" in note
-    whole = replace(run.traces.calibrate_profile(PROBES, ("position",)), fallbacks=(0, 0, 0))
-    assert fallback_note(whole) == ""
+    whole = replace(run.traces.calibrate_profile(PROBES, ("position",)), dropped_features=(0, 0, 0))
+    assert parent_bin_note(whole) == ""
 
 
 # ---------------------------------------------------------------- rows
@@ -554,17 +554,21 @@ def test_conditioning_counts_bins_that_fell_back_and_names_them(run: ModelMeasur
     assert len(by_name) == 1 + len(ablations.CONDITIONINGS)
     profile = run.traces.calibrate_profile(features=("position",))
     assert by_name["position"]["bins"] == profile.bins.bin_count == 3
-    assert by_name["position"]["fallen back"] == sum(dropped > 0 for dropped in profile.fallbacks) > 0
+    assert (
+        by_name["position"]["with parent's thresholds"] == sum(dropped > 0 for dropped in profile.dropped_features) > 0
+    )
     assert any(note.startswith("small: position: fewer than") for note in notes)
 
 
 def test_a_bin_that_keeps_thresholds_of_too_few_tokens_is_refused(run: ModelMeasurements) -> None:
     profile = run.traces.calibrate_profile(features=("position",))
-    ablations.assert_bin_counts_and_fallbacks(profile, len(run.traces.calibration))
+    ablations.assert_bin_counts_and_dropped_features(profile, len(run.traces.calibration))
     with pytest.raises(AssertionError, match="keeps its own"):
-        ablations.assert_bin_counts_and_fallbacks(replace(profile, fallbacks=(0, 0, 0)), len(run.traces.calibration))
+        ablations.assert_bin_counts_and_dropped_features(
+            replace(profile, dropped_features=(0, 0, 0)), len(run.traces.calibration)
+        )
     with pytest.raises(AssertionError, match="in no bin"):
-        ablations.assert_bin_counts_and_fallbacks(profile, len(run.traces.calibration) + 1)
+        ablations.assert_bin_counts_and_dropped_features(profile, len(run.traces.calibration) + 1)
 
 
 def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: ModelMeasurements) -> None:

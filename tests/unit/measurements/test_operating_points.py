@@ -161,7 +161,7 @@ def test_depths_of_the_text_are_those_that_replay_gives_it(explored, tables):
     rows, subject = tables["depth by token"], explored.subject
     ids = np.array([int(row["token"].strip("⟨⟩")) for row in rows])
     read = sum(row["part"] == "prompt" for row in rows)
-    trace = subject.take_lens_trace([TokenSequence(ids, adaptive_from=read - 1)], "again")
+    trace = subject.take_lens_trace([TokenSequence(ids, first_decided=read - 1)], "again")
     for at, loss in enumerate(compute_margin_losses(explored)):
         found = replay(trace, loss.point)
         assert [row["depths"][at] for row in rows[read:]] == found.depth.tolist()

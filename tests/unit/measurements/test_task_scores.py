@@ -115,9 +115,9 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
     evaluate_tasks(lm, ["gsm8k"], data=data, limit=2)
     assert len(lm.decided) == 2
     for sequence in lm.decided:
-        prompt = lm.tokenizer.decode(sequence.tokens[: sequence.adaptive_from + 1].tolist())
+        prompt = lm.tokenizer.decode(sequence.tokens[: sequence.first_decided + 1].tolist())
         assert prompt.endswith("Answer:")
-        assert len(sequence.tokens) > sequence.adaptive_from + 1
+        assert len(sequence.tokens) > sequence.first_decided + 1
 
 
 def test_questions_about_one_paragraph_are_one_cluster(made: Make, tmp_path: Path) -> None:

@@ -190,4 +190,4 @@ def test_every_kind_of_estimator_has_a_reader():
     from emad_ref.point import ESTIMATORS, SEARCHES
 
     assert set(READERS) == set(ESTIMATORS)
-    assert set(estimators.SEARCHES) >= set(SEARCHES)
+    assert set(estimators.INDEX_BUILDERS) >= set(SEARCHES)

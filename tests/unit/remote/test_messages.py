@@ -264,7 +264,7 @@ def drawn_points(draw):
         ThresholdBinSpec(("position",), position_edges=draw(st.tuples(st.integers(), st.integers()))),
     ]
     if estimator.kind == "full":
-        known.append(ThresholdBinSpec(("confidence",), confidence_edges=draw(st.tuples(FINITE, FINITE))))
+        known.append(ThresholdBinSpec(("top1_probability",), top1_probability_edges=draw(st.tuples(FINITE, FINITE))))
         known.append(ThresholdBinSpec(("frequency",), frequency=draw(st.binary(min_size=1, max_size=5).map(_small))))
     bins = draw(st.sampled_from(known))
     schedule = draw(st.sampled_from(["monotone", "free_eager", "free_deferred", "copying", "chunked"]))
@@ -293,6 +293,7 @@ OTHERS = [
     truncated(12, 3),
     OperatingPoint("falls", "positional", 12, 12, schedule="positional", period=8, floor=4),
     replace(POINT, signal="softmax_response", decay=(4.0, 64.0)),
+    replace(POINT, signal="softmax_response", decay=(4.0, 64.0), decay_form="calm"),
     replace(POINT, name="tuned", lens="0123abcd"),
     replace(POINT, name="translated", schedule="translated", translators="4567cdef"),
     OperatingPoint(
@@ -354,6 +355,7 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
         ({"translators": 7}, "point.translators=7, but expected a text"),
         ({"translators": "ab"}, "translators='ab', but expected the digest of state translators for translated"),
         ({"decay": [1.0]}, "point.decay=[1.0], but expected two numbers"),
+        ({"decay_form": 7}, "point.decay_form=7, but expected a text"),
         ({"confidence": {}}, "point.confidence.minimum=None, but expected a value"),
     ],
     ids=str,

@@ -30,7 +30,7 @@ def point(name: ScheduleName, ceiling: int = CEILING) -> OperatingPoint:
     return OperatingPoint(name, "test", LAYERS, ceiling, PROBES, ((1.0, 1.0),), schedule=name, **needed)
 
 
-def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[TokenPositions, np.ndarray]:
+def positions_of(sequences: list[list[int]], prompt: int = 2) -> tuple[TokenPositions, np.ndarray]:
     """Return the positions of tokens of sequences of these depths, after a prompt each; and the depths."""
     lengths = [len(sequence) for sequence in sequences]
     position = np.concatenate([prompt + np.arange(length) for length in lengths])
@@ -48,10 +48,10 @@ def histogram_of(depth: np.ndarray) -> np.ndarray:
 def test_what_is_counted_is_what_ran_token_by_token(
     name: ScheduleName, ceiling: int, sequences: list[list[int]], prompt: int
 ) -> None:
-    places, depth = places_of(sequences, prompt)
+    positions, depth = positions_of(sequences, prompt)
     schedule, layers = SCHEDULES[name], range(1, LAYERS + 1)
-    counted = schedule.counted(places, depth, histogram_of(depth), ceiling)
-    ran = [schedule.ran(places, depth, layer, ceiling) for layer in layers]
+    counted = schedule.layer_work_totals(positions, depth, histogram_of(depth), ceiling)
+    ran = [schedule.layer_work(positions, depth, layer, ceiling) for layer in layers]
     assert counted.tokens.tolist() == [np.count_nonzero(each.keys) for each in ran]
     assert counted.context.tolist() == [each.keys.sum() for each in ran]
     fills = [0 if each.fills is None else np.count_nonzero(each.fills) for each in ran]
@@ -64,39 +64,39 @@ def test_what_is_counted_is_what_ran_token_by_token(
 @settings(max_examples=25)
 def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: bool, sequences: list[list[int]]) -> None:
     """Two independent derivations, one by layer and one by token."""
-    places, depth = places_of(sequences)
-    chosen, ahead = point(name), np.arange(LAYERS) + 100
+    positions, depth = positions_of(sequences)
+    chosen, lens_macs = point(name), np.arange(LAYERS) + 100
     macs = np.arange(len(depth))[:, None] + 10 * np.arange(LAYERS)
-    probed = ProbeCosts(
+    costs = ProbeCosts(
         np.eye(len(READOUTS), LAYERS, dtype=np.bool_) | (np.arange(LAYERS) == 2), np.full(LAYERS, shows), macs
     )
-    work = derive_work(chosen, places, depth, histogram_of(depth), probed, ahead)
+    work = derive_work(chosen, positions, depth, histogram_of(depth), costs, lens_macs)
     assert set(np.flatnonzero(work.fills.any(axis=1))) <= {FILLS.index(SCHEDULES[name].fills)}
-    assert flops(work, GEOMETRY).total == derive_token_flops(chosen, places, depth, probed, ahead, GEOMETRY).sum()
+    assert flops(work, GEOMETRY).total == derive_token_flops(chosen, positions, depth, costs, lens_macs, GEOMETRY).sum()
 
 
 @given(sequences=SEQUENCES, layer=st.integers(1, LAYERS))
 def test_a_token_runs_with_the_next_of_its_sequence_that_goes_so_deep(sequences: list[list[int]], layer: int) -> None:
-    places, depth = places_of(sequences)
+    positions, depth = positions_of(sequences)
     expected = []
     for sequence in sequences:
         for at in range(len(sequence)):
             later = [to for to in range(at, len(sequence)) if sequence[to] >= layer]
             expected.append(2 + later[0] + 1 if later else 0)
-    assert deferred_layer_counts(places, depth, layer, CEILING).keys.tolist() == expected
+    assert deferred_layer_counts(positions, depth, layer, CEILING).keys.tolist() == expected
 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_readings_are_charged_to_whoever_is_asked(alike: bool) -> None:
-    places, depth = places_of([[5, 3, 2], [2]])
+    positions, depth = positions_of([[5, 3, 2], [2]])
     each = np.full(4, 7) if alike else np.array([1, 10, 100, 1000])
     column = np.broadcast_to(np.int64(7), 4) if alike else each
     macs = np.broadcast_to(column[:, None], (4, LAYERS))
     heads = np.zeros((len(READOUTS), LAYERS), dtype=np.bool_)
     heads[FULL] = True
-    probed = ProbeCosts(heads, np.ones(LAYERS, dtype=np.bool_), macs)
+    costs = ProbeCosts(heads, np.ones(LAYERS, dtype=np.bool_), macs)
     work = derive_work(
-        point(MONOTONE.name), places, depth, histogram_of(depth), probed, np.zeros(LAYERS, dtype=np.int64)
+        point(MONOTONE.name), positions, depth, histogram_of(depth), costs, np.zeros(LAYERS, dtype=np.int64)
     )
     asked_at_3 = each[:2].sum()  # two tokens ran beyond layer 2
     assert work.readout_macs[FULL].tolist() == [0, each.sum(), asked_at_3, 0, 0, 0, 0]

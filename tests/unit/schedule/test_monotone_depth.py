@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from emad_ref.exit_rules import first_firing_probe
-from emad_ref.schedule.schedules import monotone_depths_from_signal
+from tests.plain_forms import monotone_depths_from_signal
 
 VALUES = st.one_of(st.floats(0, 3), st.sampled_from([0.5, 1.0, np.nan]))
 

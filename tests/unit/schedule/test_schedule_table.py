@@ -128,12 +128,15 @@ def test_replayed_depths_are_what_is_admitted_token_by_token(
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName) -> None:
     admitted = trail_of(name, [4] * 11, 2)[1]
-    asked = SCHEDULES[name].asked(point(name), np.arange(11))
+    asked = SCHEDULES[name].reads_rule_at(point(name), np.arange(11))
     assert asked.tolist() == [not one.fixed for one in admitted]
 
 
 def test_copying_is_not_replayed_and_says_why() -> None:
-    assert [name for name, schedule in SCHEDULES.items() if schedule.settle is None] == ["copying", "translated"]
+    assert [name for name, schedule in SCHEDULES.items() if schedule.resolve_depths is None] == [
+        "copying",
+        "translated",
+    ]
     with pytest.raises(BadArgument, match=r"'translated'.*an exact schedule.*translated states are decoded"):
         SCHEDULES["translated"].require_depth_resolver()
     with pytest.raises(BadArgument, match=r"'copying'.*an exact schedule.*copied states are decoded, not replayed"):
@@ -141,7 +144,7 @@ def test_copying_is_not_replayed_and_says_why() -> None:
 
 
 # two sequences of which the first starts at position 3, the second at 0; ceiling 3 of 4 layers
-PLACES = TokenPositions(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
+POSITIONS = TokenPositions(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
 DEPTH = np.array([3, 1, 2, 1, 1, 2])
 ALL, FIRST, NONE = [4, 5, 6, 7, 1, 2], [4, 0, 0, 0, 0, 0], [0] * 6
 RAN = {  # per layer 1 … 4: keys of each token, worked out by hand
@@ -175,12 +178,12 @@ WAYS: dict[ScheduleName, str] = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_work_that_depths_imply(name: ScheduleName) -> None:
-    ran = [SCHEDULES[name].ran(PLACES, DEPTH, layer, 3) for layer in range(1, 5)]
+    ran = [SCHEDULES[name].layer_work(POSITIONS, DEPTH, layer, 3) for layer in range(1, 5)]
     assert [each.keys.tolist() for each in ran] == RAN[WAYS[name]]
     filled = {layer: each.fills.tolist() for layer, each in enumerate(ran, start=1) if each.fills is not None}
     assert filled == FILLED.get(name, {})
 
 
 def test_places_count_within_their_sequences() -> None:
-    assert PLACES.index_among_decided_tokens.tolist() == [0, 1, 2, 3, 0, 1]
-    assert PLACES.sequence_end_by_token.tolist() == [4, 4, 4, 4, 6, 6]
+    assert POSITIONS.index_among_decided_tokens.tolist() == [0, 1, 2, 3, 0, 1]
+    assert POSITIONS.sequence_end_by_token.tolist() == [4, 4, 4, 4, 6, 6]

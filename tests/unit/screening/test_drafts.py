@@ -76,7 +76,7 @@ def columns_of(right, expected=None, starts=None, gate=None, stands=None):
 
 def test_own_texts_are_what_the_model_says_after_each_prompt():
     for number, text in enumerate(texts()):
-        assert (text.document, text.adaptive_from, len(text.tokens)) == (number, PROMPT - 1, PROMPT + NEW)
+        assert (text.document, text.first_decided, len(text.tokens)) == (number, PROMPT - 1, PROMPT + NEW)
         alone = WalkedDecoder(stepper_of(), full_depth(LAYERS)).generate([Prompt(text.tokens[:PROMPT])], NEW)
         assert text.tokens[PROMPT:].tolist() == alone.emitted[0].tolist()
 

@@ -185,7 +185,7 @@ def test_changed_and_foreign_files_are_one_clear_error(found, tmp_path):
     data = (tmp_path / "e").read_bytes()
     for damaged, said in (
         (data[:-20], "cannot be read"),
-        (data.replace(rb"\"schema\": 2", rb"\"schema\": 1"), "has schema=1, but this version reads 2 alone"),
+        (data.replace(rb"\"schema\": 3", rb"\"schema\": 2"), "has schema=2, but this version reads 3 alone"),
         (data.replace(found.fitted.lens.digest.encode(), b"0" * 64), "was changed or cut"),
         ((tmp_path / "lens").read_bytes(), "has format='lens', but expected 'exit'"),
     ):

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.calibration.learn_then_test import betting_pvalues
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from pytest_emad.screening.guarantee import (
@@ -24,7 +25,6 @@ from pytest_emad.screening.guarantee import (
     require_strict_to_loose,
 )
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
-from pytest_emad.sweep.risk import betting_pvalues
 
 NAMES = ("strict", "middle", "loose")
 whole = ByDocument.from_whole_documents

@@ -38,7 +38,7 @@ def trace_of(entropy, top1, token, lengths):
         target=np.zeros(rows, dtype=np.int64),
         position=np.concatenate([np.arange(n) for n in lengths]),
         starts=np.concatenate([[0], np.cumsum(lengths)]),
-        prompts=np.zeros(len(lengths), dtype=np.int64),
+        first_decided=np.zeros(len(lengths), dtype=np.int64),
     )
 
 

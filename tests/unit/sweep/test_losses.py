@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import ConfidenceColumns, ConfidenceColumnsKey, Trace
+from emad_ref.calibration.confidence_columns import ConfidenceColumns, ConfidenceColumnsKey
+from emad_ref.calibration.trace import Trace
 from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
@@ -39,7 +40,7 @@ def trace():
         target=number,
         position=np.array([0, 1, 2, 4, 5]),
         starts=np.array([0, 3, 5]),
-        prompts=np.array([0, 4]),
+        first_decided=np.array([0, 4]),
     )
 
 

@@ -18,13 +18,14 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.replay.replay import ReplayResult, compute_prompt_work, replay
+from emad_ref.replay.replay import ReplayResult, replay
 from pytest_emad.sweep.oracle_savings import (
     oracle_curve,
     oracle_divergence_point,
     sequence_flops_with_fill_cost,
     with_oracle_signal,
 )
+from tests.plain_forms import compute_prompt_work
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -110,7 +111,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
     levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in PROBES)
     point = OperatingPoint("copied", "f", LAYERS, LAYERS, PROBES, (levels,), "copying", lens=trace.lens)
     for number, text in enumerate(texts()):
-        start = text.adaptive_from
+        start = text.first_decided
         session, step = WalkedDecoder(stepper(), point).start([Prompt(text.tokens[: start + 1])])
         depth = [int(step.depth[0, 0])]
         for token in text.tokens[start + 1 : -1]:
@@ -123,7 +124,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
         assert len(set(depth)) > 1
         assert (
             flops(session.work, geometry).total
-            == spent.sum() + flops(compute_prompt_work(one.prompts, point), geometry).total
+            == spent.sum() + flops(compute_prompt_work(one.first_decided, point), geometry).total
         )
 
 

@@ -51,7 +51,7 @@ def test_an_item_is_one_documents_beginning_its_own_next_tokens_and_those_of_thr
         assert {len(each) for each in item.continuations} == {CONTINUATION_TOKENS}
         assert all((each % 1000 == own % 1000).all() for each in item.continuations), "the same place of each document"
     assert len(np.unique(cluster_duplicate_items(items))) == 40
-    starts = {sequence.adaptive_from for sequence in to_token_sequences(items)}
+    starts = {sequence.first_decided for sequence in to_token_sequences(items)}
     assert starts == {CONTEXT_TOKENS}, "the last token of the context, behind the opening token, is decided first"
 
 

@@ -253,10 +253,10 @@ def test_what_is_asked_is_kept_with_the_answer_that_was_written_and_an_empty_one
     lm = EmadLM(nano, max_length=8)
     assert lm._as_written([5, 6, 7], "").tokens.tolist() == [5, 6, 7, lm.eot_token_id]
     written = lm._as_written([5, 6, 7], " Mira went home and so did Tom, Ada and Ben.")
-    assert (written.tokens[:3].tolist(), written.adaptive_from, len(written.tokens)) == ([5, 6, 7], 2, 9)
+    assert (written.tokens[:3].tolist(), written.first_decided, len(written.tokens)) == ([5, 6, 7], 2, 9)
     lm._loglikelihood_tokens([("", [5, 6], [7, 8])])
     (asked,) = lm.decided
-    assert (asked.tokens.tolist(), asked.adaptive_from) == ([5, 6, 7, 8], 1)
+    assert (asked.tokens.tolist(), asked.first_decided) == ([5, 6, 7, 8], 1)
 
 
 def test_a_text_without_tokens_has_likelihood_one(nano):

@@ -44,7 +44,7 @@ def item(example, opening=0):
 def trace_of(items, likely):
     """Return a two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 predicts its tokens."""
     sequences = to_token_sequences(items)
-    parts = [(s.adaptive_from, s.tokens[s.adaptive_from : -1], s.tokens[s.adaptive_from + 1 :]) for s in sequences]
+    parts = [(s.first_decided, s.tokens[s.first_decided : -1], s.tokens[s.first_decided + 1 :]) for s in sequences]
     lengths = [len(target) for _, _, target in parts]
     liked = np.repeat(np.array(likely, dtype=bool), lengths, axis=0)
     target = np.concatenate([t for _, _, t in parts])
@@ -57,7 +57,7 @@ def trace_of(items, likely):
         target=target,
         position=np.concatenate([start + np.arange(len(t)) for start, t, _ in parts]),
         starts=np.concatenate([[0], np.cumsum(lengths)]),
-        prompts=np.array([start for start, _, _ in parts]),
+        first_decided=np.array([start for start, _, _ in parts]),
     )
 
 
@@ -100,7 +100,7 @@ def test_the_rule_starts_at_the_last_position_of_the_prompt():
         [0, 1, 2, 5, 8],
         [0, 1, 2, 3, 4, 5, 6],
     ]
-    assert [s.adaptive_from for s in sequences] == [2, 2, 2, 3]
+    assert [s.first_decided for s in sequences] == [2, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def certify_loosest_threshold(
 
     Raises:
         BadArgument: losses as in ``require_textual_consistency_losses``; tolerance or level not strictly between 0 and
-        1.
+            1.
     """
     _require_valid_bounds(tolerance, level)
     losses = _unit_matrix("losses", losses)

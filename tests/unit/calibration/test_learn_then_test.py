@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from emad_ref.errors import BadArgument
-from pytest_emad.sweep.risk import (
+from emad_ref.calibration.learn_then_test import (
     certify_loosest_threshold,
     hoeffding_bentkus_pvalues,
     min_sequences_to_certify,
     require_textual_consistency_losses,
     select_threshold,
 )
+from emad_ref.errors import BadArgument
 
 NO_LOSS = np.zeros(1)
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pytest_emad.sweep import risk
-from pytest_emad.sweep.risk import (
+from emad_ref.calibration import learn_then_test
+from emad_ref.calibration.learn_then_test import (
     betting_pvalues,
     documents_needed_to_certify,
     hoeffding_bentkus_pvalues,
@@ -146,7 +146,7 @@ def test_any_number_of_documents_is_found_to_within_2_per_cent(monkeypatch: pyte
         assert len(asked) < 30, f"asked again and again about {documents} documents"
         return float(documents >= least)
 
-    monkeypatch.setattr(risk, "simulate_certification_power", power)
+    monkeypatch.setattr(learn_then_test, "simulate_certification_power", power)
     found = documents_needed_to_certify(np.zeros((5, 1)), 0.4, LEVEL)
     assert found is not None
     assert least <= found <= 1.02 * least + 1
