@@ -239,7 +239,7 @@ def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCompar
 
 # ---------------------------------------------------------------- EE-9: prunings under JSD
 
-RIVALS = "JSD, fixed", "JSD, decaying"
+RIVALS = {"fixed": "JSD, fixed", "decaying": "JSD, decaying"}  # pruning → rule
 
 
 def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -266,8 +266,7 @@ def iterate_vocabulary_pruning_comparisons(exits: EarlyExitMeasurements) -> Iter
     for task, minimum in exits.solved_task_layer_pairs:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
         unsure, sure = compute_largest_smallest_adaptive_k(minimum, stepper.layers, stepper.vocabulary_size)
-        for rival in RIVALS:
-            name = rival.removeprefix("JSD, ")
+        for name, rival in RIVALS.items():
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
             theirs = exits.answer_by_rule(task, rival, minimum).exited

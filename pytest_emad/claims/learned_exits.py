@@ -6,8 +6,9 @@ No claim here applies to weights without quality. EMAD-X2 is in ``calibration_pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from emad_ref.record import Floats
 from pytest_emad.claims.base import (
@@ -39,7 +40,7 @@ from pytest_emad.statistics.rates import (
     draw_document_counts,
     required_resamples,
 )
-from pytest_emad.statistics.verdicts import Leg, Verdict
+from pytest_emad.statistics.verdicts import Leg, LegIdentity, Verdict
 
 SIDES = 2  # a criterion fails by its saving or by its loss
 
@@ -51,6 +52,7 @@ class CriterionEvidence:
     ``chosen``     the point chosen on validation, decoded; None without one, for the reason ``why``.
     ``criteria``   all screened criteria, at their best setting.
     ``slack``      the largest net share that an oracle saves at the threshold's loss; None: not measured.
+    ``task_legs``  measures the loss of each task at the chosen point, for a row that applies.
     """
 
     full: FullDepthBaseline
@@ -58,6 +60,7 @@ class CriterionEvidence:
     criteria: Sequence[DocumentLossAndWork]
     slack: float | None
     why: str = ""
+    task_legs: Callable[[], Sequence[Leg]] = tuple
 
 
 def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
@@ -75,24 +78,24 @@ def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) ->
     beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
     if found.slack is not None and found.slack <= most:
         said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
-        return replace(asked.not_applicable(f"{said}; leave this model alone"), legs=tuple(beside))
+        return asked.not_applicable(f"{said}; leave this model alone", beside)
     resamples = required_resamples(1 + asked.other_legs)
     draws = draw_document_counts(len(found.full.tokens), resamples, asked.rng)
     chosen = _chosen_point(found, asked, draws)
     legs = decide_legs(chosen)
     if found.criteria or found.chosen is None:
         legs += decide_legs([_any_left(found, asked, draws, chosen)], asked.other_legs)
-    return asked.combine_legs([*legs, *beside])
+    return asked.combine_legs([*legs, *beside, *found.task_legs()])
 
 
 def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
     """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
     if found.chosen is None:
         return []
-    saving, rise = _sides(found, found.chosen, asked, draws)
+    name, (saving, rise) = found.chosen.name, _sides(found, found.chosen, asked, draws)
     tests = [
-        asked.make_leg_test(f"{found.chosen.name}: net saving", saving, "below", _least(asked)),
-        asked.make_leg_test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked)),
+        asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=name, kind="reduction"),
+        asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=name, kind="perplexity"),
     ]
     return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
 
@@ -151,9 +154,8 @@ def answer_any_criterion_saves(evidence: ModelMeasurements, asked: ClaimContext)
     """Answer EMAD-X1 from the exit's decoded point, every replayed criterion, and the oracle."""
     if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
-    verdict = decide_any_criterion_saves(gather_criterion_evidence(evidence.exit_evaluation), asked)
-    beside = () if verdict.verdict == "not applicable" else _task_legs(evidence)
-    return Answer(replace(verdict, legs=(*verdict.legs, *beside)), evidence.corpus, evidence.fingerprint)
+    found = replace(gather_criterion_evidence(evidence.exit_evaluation), task_legs=partial(_task_legs, evidence))
+    return Answer(decide_any_criterion_saves(found, asked), evidence.corpus, evidence.fingerprint)
 
 
 def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
@@ -168,7 +170,8 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
             full, adaptive, evidence.task_scores.compute_chance_or_majority_accuracy(task), saving=1.0
         )
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
-        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
+        identity = LegIdentity(point=point.name, kind="task", on=task)
+        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason, **identity))
     return tuple(legs)
 
 

@@ -9,7 +9,7 @@ trained ones and have no quality to lose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from pytest_emad.measurements.study import Study
 from pytest_emad.measurements.traces import documents_of_windows
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import (
+    LegTest,
     build_measured_count_leg,
     build_measured_estimate_leg,
     decide_legs,
@@ -92,7 +93,7 @@ class SpeedupEvidence:
         return dict(sorted({**self.batches, **self.swept}.items()))
 
 
-def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
+def decide_speedup(found: SpeedupEvidence, asked: ClaimContext, also: Sequence[Leg] = ()) -> Verdict:
     """EMAD-F2, X3: a leg per batch size and baseline: the speed-up against ``speedup_ratio``.
 
     Choosing the fastest baseline by measured time would favour noise. So the row survives only if the point is faster
@@ -102,9 +103,12 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
 
     Other batch sizes (``swept``) are only listed, since more legs would make each harder to pass. Timed requests that
     contradict their record (``audit.spot_checks``) falsify the row, even if other legs are absent.
+
+    Args:
+        also: further legs, which are only listed.
     """
     if not found.batches:
-        return asked.unmeasured("no batch size was timed")
+        return asked.unmeasured("no batch size was timed", also)
     threshold = asked.claim.thresholds["speedup_ratio"]
     ratios = dict(_ratios(found.batches, threshold))
     broken = _checks(found)
@@ -114,18 +118,16 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
         beside.append(
             Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
         )
+    beside += also
     if found.unusable:
         numbers = [build_measured_estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
             return asked.combine_legs(legs)
-        return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
-    tests = [asked.make_leg_test(name, ratio, "below", threshold) for name, ratio in ratios.items()]
-    legs = [_slower(leg) for leg in decide_legs(tests, asked.other_legs)]
-    verdict = asked.combine_legs([*broken, *legs, *beside])
-    if lies or not found.swept:
-        return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {estimate_batch_size_limit(found.all_batches).description}")
+        return asked.not_applicable(found.unusable, legs)
+    tests = [_test_speedup(asked.make_leg_test(name, ratio, "below", threshold)) for name, ratio in ratios.items()]
+    gain_ends = "" if lies or not found.swept else estimate_batch_size_limit(found.all_batches).description
+    return asked.combine_legs([*broken, *decide_legs(tests, asked.other_legs), *beside], notes=[gain_ends])
 
 
 def estimate_batch_size_limit(batches: Mapping[int, TimedBatch]) -> BatchSizeLimit:
@@ -149,11 +151,11 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
 
 
-def _slower(leg: Leg) -> Leg:
-    """Falsify the leg if its interval proves that the baseline is faster."""
-    if leg.outcome != "inconclusive" or leg.interval is None or leg.p_falsify is None or leg.interval[1] >= 1:
-        return leg
-    return replace(leg, outcome="falsified", reason="slower than this baseline: the whole interval lies below 1×")
+def _test_speedup(test: LegTest) -> LegTest:
+    """The test, which falsifies the leg if its interval proves that the baseline is faster."""
+    if test.leg.interval is None or test.leg.interval[1] >= 1:
+        return test
+    return replace(test, surely_fails="slower than this baseline: the whole interval lies below 1×")
 
 
 def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tuple[str, Estimate]]:
@@ -343,8 +345,7 @@ def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext)
     output is judged, and their ratios show where the gain ends (``decoding.self_speculation``). The row does not apply
     to random weights, which draft as fast as trained ones but never right.
     """
-    verdict = decide_speedup(_one_row_decides(found[0]), asked)
-    return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(*found)))
+    return decide_speedup(_one_row_decides(found[0]), asked, _other_lossless_ways(*found))
 
 
 def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
@@ -447,7 +448,7 @@ def decide_backfill_speedup(found: BackfillEvidence, asked: ClaimContext) -> Ver
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
         numbers = [build_measured_estimate_leg(name, ratio) for name, ratio in ratios.items()]
-        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+        return asked.not_applicable(reason, [*numbers, *beside])
     return asked.judge_against_threshold(ratios, "above", threshold, beside)
 
 

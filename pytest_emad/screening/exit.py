@@ -138,7 +138,7 @@ class BadExit(EmadError):
     """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
-EXIT = FileFormat("exit", 2, "screen the model again with `emad screen`", BadExit)
+EXIT = FileFormat("exit", 3, "screen the model again with `emad screen`", BadExit)
 
 
 def save_exit(path: Path, learned: Exit) -> None:

@@ -108,7 +108,7 @@ def recommend(
     row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), decoded[0])
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
         return _no_exit(f"{against}; {room}")
-    promise = certification.promise if certification.promise.chosen == row.point.name else None
+    promise = certification.promise if certification.certified_point == row.point else None
     unpromised = (
         ""
         if promise is not None or certification.certified_point is None

@@ -379,7 +379,7 @@ class Certification:
     @property
     def certified_point(self) -> OperatingPoint | None:
         """The point that ``promise`` certifies; None without one."""
-        return next((point for point in self.tried if point.name == self.promise.chosen), None)
+        return None if self.promise.passed is None else self.tried[self.promise.passed]
 
 
 def fit_state_translators(

@@ -30,7 +30,7 @@ from tests.small_models import LAYERS, small_model
 NATS = {2: 0.5, 4: 0.25}
 DRAFTING = Drafting(2, 3, 0.25, None, EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
 PROMISE = Guarantee(
-    "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210, None
+    "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), 0, 0.0, 0.9, 210, None
 )
 
 
@@ -170,7 +170,10 @@ def test_another_model_is_refused(model, found):
         ({"lossy": replace(full_depth(LAYERS), lens="other")}, "the digest of its own lens"),
         ({"drafting": Drafting(2, 3, lens="other")}, "the digest of its own lens"),
         ({"drafting": Drafting(6, 3)}, "a layer in 1–5"),
-        ({"guarantee": replace(PROMISE, chosen="other")}, "the point that is recommended"),
+        (
+            {"guarantee": replace(PROMISE, tested=(ThresholdTest("other", 0, 0),))},
+            "the point that is recommended",
+        ),
         ({"guarantee": PROMISE, "lossy": None, "why_none": "no slack"}, "the point that is recommended"),
     ],
 )
@@ -185,7 +188,7 @@ def test_changed_and_foreign_files_are_one_clear_error(found, tmp_path):
     data = (tmp_path / "e").read_bytes()
     for damaged, said in (
         (data[:-20], "cannot be read"),
-        (data.replace(rb"\"schema\": 2", rb"\"schema\": 1"), "has schema=1, but this version reads 2 alone"),
+        (data.replace(rb"\"schema\": 3", rb"\"schema\": 2"), "has schema=2, but this version reads 3 alone"),
         (data.replace(found.fitted.lens.digest.encode(), b"0" * 64), "was changed or cut"),
         ((tmp_path / "lens").read_bytes(), "has format='lens', but expected 'exit'"),
     ):

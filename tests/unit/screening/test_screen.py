@@ -352,7 +352,18 @@ def point():
 
 def promised(name):
     return Guarantee(
-        "excess", 0.2, 0.01, 0.05, 300, "text", (ThresholdTest("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210, None
+        "excess",
+        0.2,
+        0.01,
+        0.05,
+        300,
+        "text",
+        (ThresholdTest("gate ≤ 0.1", 0.004, 0.01),),
+        None if name is None else 0,
+        0.0,
+        0.9,
+        210,
+        None,
     )
 
 
