@@ -36,7 +36,7 @@ from emad_ref.calibration.lens_files import (
     state_translators_to_tensors,
 )
 from emad_ref.decoding.custom_generate import adaptive
-from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.self_speculation import Drafting, DraftLengths
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.file_formats import FileFormat
 from emad_ref.models.loading import LoadedModel
@@ -221,6 +221,7 @@ def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, 
         "threshold": None if always else drafting.threshold,  # JSON has no infinity
         "lens": drafting.lens,
         "copied": drafting.copied,
+        "by_rows": None if drafting.by_rows is None else [lengths._asdict() for lengths in drafting.by_rows],
     }
 
 
@@ -230,4 +231,7 @@ def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     )
     vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None
     threshold = math.inf if about["threshold"] is None else float(about["threshold"])
-    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])
+    by_rows = None if about["by_rows"] is None else tuple(DraftLengths(**lengths) for lengths in about["by_rows"])
+    return Drafting(
+        about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"], by_rows
+    )

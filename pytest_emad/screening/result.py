@@ -237,6 +237,7 @@ def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.uses_gate,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
+        "by_rows": [lengths._asdict() for lengths in (way.by_rows if way is not None else None) or ()],
         "agreement": drafts.agreement,
         "tokens": drafts.tokens,
         "seconds": None if drafts.time is None else drafts.time.seconds,

@@ -51,7 +51,6 @@ from pytest_emad.screening.timing import (
     CandidateTime,
     choose_points_to_time,
     format_predicted_duration,
-    make_greedy_generate,
     measure_unit_costs,
     predict_phase_seconds,
     time_candidates,
@@ -157,7 +156,7 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
-        ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
+        ways = {name: WalkedDecoder(model.stepper, point) for name, point in points.items()}
         return time_candidates(model, ways, texts.evaluate, settings)
 
     timed = run("timing", time_points)

@@ -94,7 +94,7 @@ def test_drafts_leave_the_models_own_output(
     prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
-    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())
+    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS).generate(prompts, NEW, frozenset())
     noise = decoder.capabilities.logit_noise
     emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
 

@@ -12,7 +12,7 @@ import torch
 
 from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.self_speculation import Drafting, DraftLengths
 from emad_ref.decoding.streaming import make_prompt_from_text
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
@@ -28,7 +28,15 @@ from tests.random_lenses import FINGERPRINT, drawn_lens
 from tests.small_models import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
-DRAFTING = Drafting(2, 3, 0.25, None, EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
+DRAFTING = Drafting(
+    2,
+    3,
+    0.25,
+    None,
+    EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)),
+    np.array([1, 5, 7]),
+    by_rows=(DraftLengths(2, 3, 0), DraftLengths(8, 1, 4)),
+)
 PROMISE = Guarantee(
     "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), 0, 0.0, 0.9, 210, None
 )
