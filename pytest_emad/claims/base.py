@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from pytest_emad.extensions import JUDGE_EXTENSIONS
@@ -116,6 +117,11 @@ class ClaimContext:
     def not_applicable(self, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
         """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``; lists ``legs``."""
         return not_applicable_verdict(self.claim, self.model, reason, legs)
+
+    def lacking(self, absent: Absent, legs: Sequence[Leg] = ()) -> Verdict:
+        """The verdict where something is ``absent``: ``not applicable`` for a premise, else ``unmeasured``."""
+        decide = self.not_applicable if absent.lacking == "premise" else self.unmeasured
+        return decide(absent.reason, legs)
 
     def unmeasured(self, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
         """The verdict ``unmeasured``: an instrument or data is absent, for this ``reason``; lists ``legs``."""
@@ -236,7 +242,7 @@ class RunPlan:
     study: Study
     gate_claims: frozenset[str] = frozenset()
     models: int = 1
-    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | str]] = field(
+    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | Absent]] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
@@ -282,10 +288,11 @@ class RunPlan:
             try:
                 outcomes[question.claim] = question.answer(evidence, asked)
             except Unsupported as refusal:
-                outcomes[question.claim] = str(refusal)  # the error itself refers to frames, and so to the evidence
+                # the error itself refers to frames, and so to the evidence
+                outcomes[question.claim] = Absent(str(refusal), "premise")
         outcome = outcomes[question.claim]
-        if isinstance(outcome, str):
-            raise Unsupported(outcome)
+        if isinstance(outcome, Absent):
+            raise Unsupported(outcome.reason)
         return outcome
 
     def _needed(self, by: str, layers: int, claim: str, evidence: ModelOrPairMeasurements) -> Verdict:
@@ -375,7 +382,8 @@ def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimCon
     """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
     if reason := evidence.subject.quality_unavailable_reason:
         return asked.not_applicable(reason)
-    return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
+    found = evidence.exit_evaluation.exit_if_any
+    return asked.lacking(found) if isinstance(found, Absent) else None
 
 
 def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:

@@ -225,8 +225,7 @@ def make_pruning_question(
         never = compute_pruning_ratios_without_exit(evidence.subject, *rules) if arithmetic else {}
         papers = compute_paper_model_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
-            outcome, reason = absence
-            missing = {"items": reason} if outcome == "unmeasured" else {}
+            missing = {"items": absence.reason} if absence.lacking == "data" else {}
             alone = PruningEvidence(never=never, papers=papers, missing=missing)
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 

@@ -203,17 +203,20 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
     the copy, so no bridge is needed.
     """
     claim, saved = asked.claim, found.net_reduction
-    reduction = build_measured_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
+    point, documents = found.point, len(found.sums[2])
+    reduction = build_measured_count_leg(
+        f"{point}: reduction", saved, documents, "net FLOP reduction", point=point, kind="reduction"
+    )
     invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
     if saved < smallest:
         legs = [reduction, invariant]
         if invariant.outcome == "falsified":
             return asked.combine_legs(legs)
-        reason = f"{found.point}, calibrated on the copy, saves {100 * saved:.1f} %"
+        reason = f"{point}, calibrated on the copy, saves {100 * saved:.1f} %"
         return asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}", legs)
     bound = claim.thresholds["perplexity_rise"]
     estimate = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    test = asked.make_leg_test(f"{found.point}: perplexity", estimate, "above", bound)
+    test = asked.make_leg_test(f"{point}: perplexity", estimate, "above", bound, point=point, kind="perplexity")
     return asked.combine_legs([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 

@@ -46,12 +46,8 @@ def answer_unmet_routing_premise(
 
     ``legs``: measures what the verdict of an unmet premise lists.
     """
-    reason = pair.routing_rules.routing_unavailable_reason()
-    if not reason:
-        return None
-    if reason == pair.routing_rules.no_scorable_task_reason():
-        return make_answer_from_pair_verdict(pair, asked.unmeasured(reason, legs()))
-    return make_answer_from_pair_verdict(pair, asked.not_applicable(reason, legs()))
+    absent = pair.routing_rules.absent_premise()
+    return None if absent is None else make_answer_from_pair_verdict(pair, asked.lacking(absent, legs()))
 
 
 def answer_unmet_writing_premise(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
@@ -316,8 +317,8 @@ def answer_learned_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext
     if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
     point = evidence.exit_evaluation.recommended_point
-    if point is None:
-        verdict = asked.not_applicable(f"no exit to time: {evidence.exit_evaluation.exit.why_none}")
+    if isinstance(point, Absent):
+        verdict = asked.not_applicable(f"no exit to time: {point.reason}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {_describe_verdict(x1, asked)}"

@@ -28,7 +28,7 @@ def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
 def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every early-exit rule, minimum layer and task: exit, score, FLOPs by part and in total."""
     if absence := evidence.early_exits.absent_premise:
-        raise Unsupported(absence[1])
+        raise Unsupported(absence.reason)
     return tabulate_rules_of_all_tasks(evidence.early_exits)
 
 

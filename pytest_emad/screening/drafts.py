@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final_log_probs
 from emad_ref.calibration.trace import EmptyCorpus
@@ -393,7 +394,7 @@ WORTH_SPEEDUP = 1.05  # speed-up over full depth
 class SelfDraftingResult:
     """Result of the search for a drafting setting.
 
-    ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest timed.
+    ``drafting``: the recommended setting, or why there is none. ``best``: the fastest timed; None without any.
 
     ``spoken``: the lens and gate of the drafts' readout, attached to the model's stepper. On continuations of
     evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``
@@ -401,8 +402,7 @@ class SelfDraftingResult:
     """
 
     best: Drafting | None
-    drafting: Drafting | None
-    why_none: str
+    drafting: Drafting | Absent
     spoken: FittedLens | None = None
     agreement: float | None = None
     tokens: float | None = None
@@ -411,8 +411,9 @@ class SelfDraftingResult:
     @property
     def recommendation_text(self) -> str:
         """Text of the recommendation."""
-        if self.drafting is None or self.time is None:
-            return f"lossless: {self.why_none}"
+        if isinstance(self.drafting, Absent):
+            return f"lossless: {self.drafting.reason}"
+        assert self.time is not None, "a recommended setting was timed"
         return (
             f"lossless: {_in_words(self.drafting, self.agreement or 0.0)}; {self.tokens:.2f} tokens a round, "
             f"{self.time.fast:.2f}× as fast as full depth with one row, its output unchanged; "
@@ -465,7 +466,7 @@ def choose_drafting(
             progress=progress,
         )
     except (BadArgument, EmptyCorpus) as error:
-        return SelfDraftingResult(None, None, f"no text to draft on: {error}")
+        return SelfDraftingResult(None, Absent(f"no text to draft on: {error}"))
     assert spoken.gate is not None, "a lens for drafts has a gate"
     among = candidate_vocabularies(model.stepper, lessons)
     gates = {layer: restrict_gate_to_layer(spoken.gate, layers, layer) for layer in layers}
@@ -481,13 +482,14 @@ def choose_drafting(
     way = ways[fastest.name]
     (shown_columns,) = read(judged, [way.layer], among=[way.vocabulary])
     rounds = simulate_drafting_rounds(shown_columns, way.threshold, way.longest, way.copied)
-    why = ""
+    found: Drafting | Absent
     if fastest.fast < WORTH_SPEEDUP:
-        why = f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
+        speedup = f"{fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
+        found = Absent(f"drafting for itself is {speedup}")
     else:
-        way = replace(way, by_rows=measure_lengths_by_rows(model, way, texts.evaluate, settings))
+        found = way = replace(way, by_rows=measure_lengths_by_rows(model, way, texts.evaluate, settings))
     agreement = float(shown_columns.agrees.mean())
-    return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
+    return SelfDraftingResult(way, found, spoken, agreement, rounds.tokens, fastest)
 
 
 ROWS = (2, 4, 8, 16)  # batch sizes at which lengths are measured, while any pays

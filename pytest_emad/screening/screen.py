@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
@@ -103,12 +104,12 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     )
     record = screening_to_json(result, recommendation)
     signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
-    named = None if recommendation.lossy is None else recommendation.lossy.translators
-    drafting = result.drafts.drafting
+    lossy = recommendation.lossy
+    named = None if isinstance(lossy, Absent) else lossy.translators
+    drafting = None if isinstance(result.drafts.drafting, Absent) else result.drafts.drafting
     return Exit(
         result.fitted,
-        recommendation.lossy,
-        recommendation.why_none,
+        lossy,
         recommendation.guarantee,
         drafting,
         record,

@@ -30,7 +30,7 @@ Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
 Good = Literal["lower", "higher", ""]  # better direction of an estimate; "": neither, or no threshold
 # what a leg about an operating point measures; "": a leg that only its name tells apart
-LegKind = Literal["perplexity", "accuracy", "task", "reduction", "speed", "check", ""]
+LegKind = Literal["perplexity", "accuracy", "task", "reduction", ""]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # name of a paper in ``Claim.paper`` → its id and address; EMAD is a proposal that has neither in public

@@ -348,13 +348,13 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
 def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -> None:
     bare, empty = made(), made(tmp_path)
     assert bare.early_exits.task_names == empty.early_exits.task_names == ()
-    outcome, reason = bare.early_exits.absent_premise
-    assert outcome == "unmeasured"
-    assert reason.startswith(
+    absent = bare.early_exits.absent_premise
+    assert absent.lacking == "data"
+    assert absent.reason.startswith(
         "no SQuAD/SamSum files; --emad-data DIR holds squad/validation.jsonl, samsum/validation.jsonl"
     )
     assert list(bare.early_exits.unavailable_reasons) == ["squad", "samsum"]
-    _, said = empty.early_exits.absent_premise
+    said = empty.early_exits.absent_premise.reason
     assert "no squad/validation.jsonl in --emad-data" in said
     assert "no samsum/validation.jsonl or samsum/test.jsonl in" in said
 
@@ -535,16 +535,16 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
 
 def test_a_model_without_room_for_the_settings_has_no_room_with_files_either(made, data: Path) -> None:
     small = replace(published_geometry("t5-large"), layers=3)
-    outcome, reason = made(data, geometry=small).early_exits.absent_premise
-    assert (outcome, "no room" in reason) == ("not applicable", True)
+    absent = made(data, geometry=small).early_exits.absent_premise
+    assert (absent.lacking, "no room" in absent.reason) == ("premise", True)
 
 
 def test_random_weights_and_a_lost_tokenizer_are_told_apart(made, data: Path) -> None:
     random, wordless = (
         made(data, **fact).early_exits.absent_premise for fact in ({"trained": False}, {"tokenizer": None})
     )
-    assert (random[0], "random weights" in random[1]) == ("not applicable", True)
-    assert (wordless[0], "without a tokenizer" in wordless[1]) == ("unmeasured", True)
+    assert (random.lacking, "random weights" in random.reason) == ("premise", True)
+    assert (wordless.lacking, "without a tokenizer" in wordless.reason) == ("data", True)
     assert made(data).early_exits.absent_premise is None
     decoder_only = somebodys(load("emad-nano")).early_exits.absent_premise
-    assert (decoder_only[0], "a decoder-only model" in decoder_only[1]) == ("not applicable", True)
+    assert (decoder_only.lacking, "a decoder-only model" in decoder_only.reason) == ("premise", True)
