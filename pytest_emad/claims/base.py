@@ -331,9 +331,8 @@ class RunPlan:
 
 def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` without trained causal weights, or if replay does not predict the decoder; else None."""
-    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
-        return asked.not_applicable(reason)
-    return None
+    absent = evidence.subject.absent_quality or evidence.replay_validity.absent_replay
+    return None if absent is None else asked.lacking(absent)
 
 
 def is_point_quality_unfalsified(verdict: Verdict, point: str) -> bool:
@@ -368,7 +367,10 @@ def make_model_question(
 
 def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
     """Reason why the decoder under test prevents judging quality; empty if none, or if the weights have no quality."""
-    return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
+    if evidence.subject.absent_quality is not None:
+        return ""
+    absent = evidence.replay_validity.absent_replay
+    return "" if absent is None else absent.reason
 
 
 def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
@@ -380,8 +382,8 @@ def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContex
 
 def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return asked.not_applicable(reason)
+    if absent := evidence.subject.absent_quality:
+        return asked.lacking(absent)
     found = evidence.exit_evaluation.exit_if_any
     return asked.lacking(found) if isinstance(found, Absent) else None
 

@@ -80,8 +80,8 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
 
 def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E1 from the evaluation trace; attaches each layer's readout quality, and rises of the profile."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if absent := evidence.subject.absent_quality:
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
     verdict = decide_entropy_profile(traces.entropy_sums, asked)
     profile = traces.profile

@@ -229,8 +229,8 @@ def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
 
 def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E12 by decoding token by token; the reference is the copy's own full depth."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if absent := evidence.subject.absent_quality:
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     try:
         int8 = int8_copy(evidence.loaded)
     except BadArgument as refusal:

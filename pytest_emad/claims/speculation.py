@@ -158,7 +158,7 @@ def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
 
 def answer_switching_vs_speculation_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-F2 from the timed rivals on the task most worth routing; without one, list their ratios."""
-    if pair.models.quality_unavailable_reason and (unscored := answer_unmet_writing_premise(pair, asked)):
+    if pair.models.absent_quality and (unscored := answer_unmet_writing_premise(pair, asked)):
         return unscored  # the weights decide which model writes which token, and so the time
 
     def time_switching_arms() -> Mapping[str, TimedArm]:
@@ -323,15 +323,15 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
 
 def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-R5 at the large model's most saving point that survives F1; accuracy as in F1."""
-    if reason := pair.models.quality_unavailable_reason:
-        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+    if absent := pair.models.absent_quality:
+        return make_answer_from_pair_verdict(pair, asked.lacking(absent))
     point, unusable = choose_point_and_unusable_reason(pair.large, asked)
     timed = pair.latency.time_emad_arms(point)
     scored = pair.large.task_scores
     tasks = {task: scored.measure_accuracy_against_full_depth(task, point) for task in scored.accuracy_tasks}
     exit_layer = next(iter(pair.models.drafting_exit_layers), None)
-    arms, absent = make_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
-    found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, absent)
+    arms, not_run = make_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
+    found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, not_run)
     return make_answer_from_pair_verdict(
         pair, decide_against_speculation(found, asked), Attachments(notes=(pair.latency.describe_timing(timed),))
     )
@@ -371,8 +371,8 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
 
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E8. Raises AuditRefutedError if speculation's output differs from its verifier's beyond ties."""
-    if reason := pair.models.quality_unavailable_reason:
-        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+    if absent := pair.models.absent_quality:
+        return make_answer_from_pair_verdict(pair, asked.lacking(absent))
     full, emad = (pair.small.subject.full_depth_point, pair.large.subject.full_depth_point), pair.latency.emad_point
     depths = {
         NONE: full,

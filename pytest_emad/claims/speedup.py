@@ -184,9 +184,8 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-F2 on the most saving proposed point that EMAD-F1 does not falsify; attaches its table row."""
-    if evidence.subject.is_seq2seq:
-        reason = evidence.subject.quality_unavailable_reason
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if evidence.subject.is_seq2seq and (absent := evidence.subject.absent_quality):
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     point, unusable, timed = time_chosen_point(evidence, asked)
     found = measure_speedup(evidence, point, unusable, timed)
     attachments = make_speedup_attachments(found, evidence, point, asked) + Attachments(
@@ -279,10 +278,11 @@ def choose_point_and_unusable_reason(evidence: ModelMeasurements, asked: ClaimCo
     It is the most saving of the points that EMAD-F1 judges and does not falsify, with the reason "". Without one it is
     the most saving of all points.
     """
-    if not evidence.loaded.trained:
+    absent = evidence.subject.absent_quality
+    if absent is not None:
         reason = (
-            f"no usable point: {evidence.subject.quality_unavailable_reason}, and a speed-up is worth what quality it "
-            "keeps; the ratios are measured all the same (--emad-require speed asks for weights that were trained)"
+            f"no usable point: {absent.reason}, and a speed-up is worth what quality it keeps; the ratios are measured "
+            "all the same (--emad-require speed asks for weights that were trained)"
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
@@ -468,9 +468,9 @@ def answer_backfill_speedup(evidence: ModelMeasurements, asked: ClaimContext) ->
         requests.compute_skipped_share(next(iter(exact)), evidence.subject.stepper.layers),
     )
     notes: tuple[str, ...] = (evidence.latency.describe_timing("repairs", {1: requests}),)
-    if not evidence.subject.quality_unavailable_reason:
-        if refusal := evidence.replay_validity.replay_invalid_reason:
-            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
+    if evidence.subject.absent_quality is None:
+        if refused := evidence.replay_validity.absent_replay:
+            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refused.reason}",)
         else:
             saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}

@@ -20,8 +20,8 @@ TableFunction = Callable[[ModelMeasurements], Attachments]
 
 def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
     """Table of the best point of every family of rules at each net reduction."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        raise Unsupported(reason)
+    if absent := evidence.subject.absent_quality:
+        raise Unsupported(absent.reason)
     return evidence.baseline_comparison.make_pareto_tables()
 
 
@@ -34,8 +34,8 @@ def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
 
 def make_margin_explorer_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every margin of the sweep with one short text, for the page's explorer."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        raise Unsupported(reason)
+    if absent := evidence.subject.absent_quality:
+        raise Unsupported(absent.reason)
     return make_explorer_tables(evidence.points)
 
 

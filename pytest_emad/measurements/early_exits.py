@@ -409,7 +409,7 @@ class EarlyExitMeasurements:
         if not can_use_paper_settings(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
             return Absent(f"{few}: no room for the paper's settings", "premise")
-        return Absent(none) if (none := self.task_items.no_task_reason) else None
+        return self.task_items.absent_tasks
 
     @property
     def task_names(self) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ class RoutingRules:
     @property
     def decodable_tasks(self) -> list[str]:
         """Decodable tasks: those worth routing first, then others, then texts without a score. Never empty."""
-        if self.answers.models.quality_unavailable_reason:
+        if self.answers.models.absent_quality is not None:
             return [TEXTS]
         others = [
             task
@@ -168,10 +168,8 @@ class RoutingRules:
 
     def absent_premise(self) -> Absent | None:
         """Why EAD cannot be judged on this pair; None if it can."""
-        if reason := self.answers.models.quality_unavailable_reason:
-            return Absent(reason, "premise")
-        if unasked := self.absent_tasks():
-            return unasked
+        if absent := self.answers.models.absent_quality or self.absent_tasks():
+            return absent
         if self.tasks_worth_routing:
             return None
         return Absent(f"{self.tasks_not_worth_routing_note}; there is nothing to route", "premise")

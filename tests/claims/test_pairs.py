@@ -38,7 +38,7 @@ def pair(**holders) -> SimpleNamespace:
     return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
 
 
-NOISE = SimpleNamespace(quality_unavailable_reason="random weights")
+NOISE = SimpleNamespace(absent_quality=Absent("random weights", "premise"))
 
 
 # ------------------------------------------------------------ premises
@@ -85,7 +85,7 @@ def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
         raise Unsupported("no session")
 
     class Declining:
-        quality_unavailable_reason = property(lambda self: declines())
+        absent_quality = property(lambda self: declines())
 
     declined = pair(routing_rules=SimpleNamespace(absent_premise=declines), models=Declining())
     answer = answer_question(find_question_of_claim(claim), declined, asked(claim, rng()))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.models.generation import LOOKUP
 from pytest_emad.audit.finding import Finding
 from pytest_emad.claims import speedup
@@ -268,7 +269,7 @@ def evidence(trained: bool = True):
               for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
-        subject=SimpleNamespace(quality_unavailable_reason="random weights: noise"),
+        subject=SimpleNamespace(absent_quality=None if trained else Absent("random weights: noise", "premise")),
         points=SimpleNamespace(selected_evaluation_losses=points),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
@@ -340,7 +341,7 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
 
 
 def test_an_encoder_decoder_is_not_timed():
-    reads = SimpleNamespace(is_seq2seq=True, quality_unavailable_reason="reads a source")
+    reads = SimpleNamespace(is_seq2seq=True, absent_quality=Absent("reads a source", "premise"))
     answer = speedup.answer_speedup(
         SimpleNamespace(subject=reads, corpus="c", fingerprint="f"), asked("EMAD-F2", np.random.default_rng(0))
     )
