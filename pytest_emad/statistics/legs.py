@@ -190,12 +190,10 @@ def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> 
     leg = test.leg
     if falsified:
         return replace(leg, outcome="falsified")
+    if not survives and test.surely_fails:
+        return replace(leg, outcome="falsified", reason=test.surely_fails)
     if not survives:
-        return (
-            replace(leg, outcome="falsified", reason=test.surely_fails)
-            if test.surely_fails
-            else _open_leg(test, family)
-        )
+        return _open_leg(test, family)
     if test.cannot_survive:
         return replace(leg, reason=test.cannot_survive)
     if leg.n < test.to_survive:

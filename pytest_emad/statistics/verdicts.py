@@ -160,11 +160,6 @@ class Verdict(NotebookReprMixin):
     deciding: int | None = None
 
     @property
-    def deciding_leg(self) -> Leg | None:
-        """The leg that decided; None for a row that no leg decides."""
-        return None if self.deciding is None else self.legs[self.deciding]
-
-    @property
     def _notebook_title(self) -> str:
         return f"{self.id} on {self.model}"
 

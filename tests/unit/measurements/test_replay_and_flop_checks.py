@@ -237,7 +237,7 @@ def test_a_verdict_says_on_what_it_stands(nano):
     said = asked.combine_legs([survived])
     assert [leg.name for leg in said.legs] == ["blocks", "evidence: witnessed"]
     assert said.legs[1].outcome == "measured"
-    assert said.deciding_leg is survived
+    assert said.legs[said.deciding] is survived
     assert asked.combine_legs([absent]).legs == (absent,), "no number, so no evidence for one"
     assert asked.not_applicable("no exit").legs == ()
     assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")

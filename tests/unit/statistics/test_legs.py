@@ -90,7 +90,7 @@ def test_the_headline_is_the_model_under_test_where_it_decided_alike():
 def test_a_verdict_knows_its_deciding_leg_among_legs_with_equal_numbers():
     legs = [leg("survived", "a", 0.01), leg("survived", "b", 0.02), leg("survived", "c", 0.001)]
     verdict = verdict_from_legs(CLAIM, "m", legs)
-    assert (verdict.deciding, verdict.deciding_leg.name) == (1, "b")
+    assert (verdict.deciding, verdict.legs[1].name) == (1, "b")
     assert not_applicable_verdict(CLAIM, "m", "no clock", legs).deciding is None
     assert not_applicable_verdict(CLAIM, "m", "no clock", legs).legs == tuple(legs)
 
@@ -99,7 +99,7 @@ def test_a_verdict_that_lists_only_the_worst_legs_lists_the_one_that_decided():
     legs = [leg("survived", name, p) for name, p in (("a", 0.001), ("b", 0.02), ("c", 0.04), ("d", 0.003))]
     verdict = verdict_from_legs(CLAIM, "m", legs, listed=2, notes=["", "and more"])
     assert [each.name for each in verdict.legs] == ["a", "c"]
-    assert verdict.deciding_leg.name == "c"
+    assert verdict.legs[verdict.deciding].name == "c"
     assert verdict.n == 4
     assert verdict.reason.endswith("leg nearest to the threshold: c; the worst 2 of 4 legs are listed; and more")
     assert len(verdict_from_legs(CLAIM, "m", legs, listed=4).legs) == 4

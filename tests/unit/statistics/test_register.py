@@ -201,8 +201,8 @@ def test_a_leg_is_about_what_its_name_names_unless_it_says_what():
 def test_a_verdict_is_decided_by_a_leg_that_it_lists():
     leg = Leg("a", "survived", 1.0, None, 1, None, "")
     verdict = Verdict("X", "m", "survived", 1.0, None, 1, None, "", False, "", (leg,), deciding=0)
-    assert verdict.deciding_leg is leg
-    assert replace(verdict, deciding=None).deciding_leg is None
+    assert verdict.legs[verdict.deciding] is leg
+    assert replace(verdict, deciding=None).deciding is None
     with pytest.raises(BadArgument, match="deciding=1, but expected an index of its 1 legs"):
         replace(verdict, deciding=1)
 
