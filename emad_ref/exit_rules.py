@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
@@ -88,7 +88,7 @@ def calibrated_entropy_point(
     EMAD, "Entropy-matched early exit" (τ_ℓ) and "Calibration details" (m, bins).
     """
     return OperatingPoint(
-        name=name_with_schedule_and_bins(f"emad m={format_number(margin_nats)}", schedule, bins),
+        name=name_of_margin(format_number(margin_nats), schedule, bins),
         family="emad",
         layers=layers,
         ceiling=layers,
@@ -98,6 +98,14 @@ def calibrated_entropy_point(
         bins=bins,
         margin_nats=margin_nats,
     )
+
+
+EMAD_FAMILY = "EMAD, mean − margin"  # in tables
+
+
+def name_of_margin(margin: str, schedule: ScheduleName = "monotone", bins: ThresholdBinSpec = ONE_BIN) -> str:
+    """Name of the EMAD point whose margin reads ``margin``, as many digits as tell a set of points apart."""
+    return name_with_schedule_and_bins(f"emad m={margin}", schedule, bins)
 
 
 def name_with_schedule_and_bins(name: str, schedule: ScheduleName, bins: ThresholdBinSpec) -> str:
@@ -127,12 +135,6 @@ def format_numbers_distinctly(numbers: Sequence[float]) -> list[str]:
             for text, number in zip(texts, numbers, strict=True)
         ]
     return texts
-
-
-def rename_point_with_margin(point: OperatingPoint, margin: str) -> OperatingPoint:
-    """The EMAD point with its margin spelled ``margin`` in its name."""
-    assert point.margin_nats is not None
-    return replace(point, name=point.name.replace(f"m={format_number(point.margin_nats)}", f"m={margin}", 1))
 
 
 # names of point families in files, where they differ from the signal's name

@@ -34,6 +34,7 @@ RULELESS: tuple[ScheduleName, ...] = ("positional",)  # a token's position decid
 STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # the rule reads each token
     "monotone", "free_eager", "free_deferred", "copying", "translated",
 )  # fmt: skip
+EXACT_FREE: tuple[ScheduleName, ...] = ("free_eager", "free_deferred")  # any depth, K and V above an exit computed
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 LENSED: tuple[str, ...] = ("full", "linear")  # estimators that read no part of the model's own head
 SEARCHES: tuple[str, ...] = ("exact", "faiss", "lowrank")

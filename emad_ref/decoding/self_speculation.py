@@ -17,22 +17,22 @@ ceiling. With a gate the last position of each prompt does too, as ``draft`` and
 rows, layers above e run verify rows, and both run the opening's rows. The head runs once per verify row and per draft
 row, except the last draft row of a round, whose proposal is unused. Copies run neither gate nor head.
 
-``draft`` and ``self_speculate`` work through the protocol with any decoder whose capabilities say ``deepens``; they
-read all logits of a draft and drop those outside S. ``DraftingDecoder`` is the timed path over a layered model:
-greedy, and with a pruned draft head (kind ``subset``). Rows share forwards: a row that has stopped drafting repeats its
-last token, and the surplus is rolled back.
+``run_drafting_round`` is the round above. Two classes run its layers: ``draft`` and ``self_speculate`` go through the
+protocol, with any decoder whose capabilities say ``deepens``, read all logits of a draft and drop those outside S;
+``DraftingDecoder`` is the timed path over a layered model, greedy and with a pruned draft head (kind ``subset``). Rows
+share forwards: a row that has stopped drafting repeats its last token, and the surplus is rolled back. How many tokens
+a round may draft or copy depends on the number of rows alone (``Drafting.lengths_at``), so that equal requests have
+equal records on every machine.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from statistics import harmonic_mean, median
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -50,10 +50,10 @@ from emad_ref.decoding.speculation import (
     lengths_before_last_token,
     make_room,
     never_end_of_text,
+    read_in_pieces,
     room_by_row,
     run_rounds,
     tokens_at,
-    verify_in_pieces,
 )
 from emad_ref.decoding.step import StepOutput
 from emad_ref.errors import BadArgument, is_number, is_whole
@@ -93,6 +93,17 @@ class PromptLookup:
         return [tokens[start + at % period] for at in range(most)]
 
 
+class DraftLengths(NamedTuple):
+    """Most tokens that a round of at most ``rows`` rows drafts (``longest``) and copies (``copied``)."""
+
+    rows: int
+    longest: int
+    copied: int
+
+
+NO_DRAFTS = DraftLengths(0, 0, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Drafting:
     """Setting of self-speculation: how a model drafts for itself.
@@ -113,6 +124,10 @@ class Drafting:
         Ascending ids whose rows of the head a draft reads; None: all.
     copied : int
         Most tokens per round copied in place of drafts if the text repeats itself; 0: none.
+    by_rows : tuple of DraftLengths or None
+        Lengths for more than one row, by ascending number of rows, in place of ``longest`` and ``copied``. An entry
+        holds for batches above the entry before it, up to its own ``rows``; larger batches decode at full depth without
+        drafts. None: the same lengths for any number of rows.
 
     Raises
     ------
@@ -131,8 +146,10 @@ class Drafting:
     gate: EntropyEstimator | None = None
     vocabulary: Ints | None = None
     copied: int = 0
+    by_rows: tuple[DraftLengths, ...] | None = None
 
     def __post_init__(self) -> None:
+        self._require_lengths_by_rows()
         for name in ("layer", "longest", "copied"):
             if not is_whole(getattr(self, name)):
                 raise BadArgument(f"drafting.{name}", getattr(self, name), "a whole number", "pass an int")
@@ -162,6 +179,22 @@ class Drafting:
         if not whole or ids[0] < 0 or (np.diff(ids) <= 0).any():
             expected = "ascending ids ≥ 0, int64 [k ≥ 1], each once"
             raise BadArgument("drafting.vocabulary", ids, expected, "np.unique sorts them; None reads all")
+
+    def _require_lengths_by_rows(self) -> None:
+        found = self.by_rows or ()
+        for lengths in found:
+            if not all(map(is_whole, lengths)) or min(lengths) < 0 or not (lengths.longest or lengths.copied):
+                expected = "whole numbers ≥ 0 that draft or copy a token"
+                raise BadArgument("drafting.by_rows", tuple(lengths), expected, "leave out rows that do not draft")
+        rows = [1, *(lengths.rows for lengths in found)]
+        if any(after <= before for before, after in pairwise(rows)):
+            raise BadArgument("drafting.by_rows", rows[1:], "ascending numbers of rows above 1, each once")
+
+    def lengths_at(self, rows: int) -> DraftLengths:
+        """Lengths of the drafts and copies of a round of ``rows`` rows; ``NO_DRAFTS`` if it has none."""
+        if rows == 1 or self.by_rows is None:
+            return DraftLengths(rows, self.longest, self.copied)
+        return next((lengths for lengths in self.by_rows if lengths.rows >= rows), NO_DRAFTS)
 
     @property
     def uses_gate(self) -> bool:
@@ -347,7 +380,11 @@ def run_self_speculation(
         opened = session.work
         lookups = [PromptLookup() for _ in prompts]
         rows = run_rounds(
-            prompts, logits, options, (session,), lambda alive: _draft_round(alive, session, drafting, lookups)
+            prompts,
+            logits,
+            options,
+            (session,),
+            lambda alive: run_drafting_round(_SessionRound(alive, session, drafting), alive, drafting, lookups),
         )
         work = session.work
     return build_speculation_result(
@@ -355,177 +392,152 @@ def run_self_speculation(
     )
 
 
-def _draft_round(
-    rows: Sequence[SpeculativeSequence],
-    session: TokenLoggingSession,
-    drafting: Drafting,
-    lookups: Sequence[PromptLookup],
-) -> None:
-    """Draft, verify, roll back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
-    vocabulary = session.logits.shape[-1]
-    copies = [
-        lookups[row.number].find_continuation(row.tokens, min(drafting.copied, row.draft_limit_by_max_new))
-        for row in rows
-    ]
-    going = [
-        not copied and min(drafting.longest, row.draft_limit_by_max_new) > 0
-        for row, copied in zip(rows, copies, strict=True)
-    ]
-    if any(going):
-        _draft_and_verify(rows, session, drafting, copies, going)
-    else:
-        for row, copied in zip(rows, copies, strict=True):
-            for token in copied:
-                row.draft_copied_token(token, vocabulary)
-
-        def read_shallow_then_deepen(tokens: Ints) -> Floats:
-            n = tokens.shape[1]
-            session.feed(tokens, [DRAFT] * n, depth=drafting.layer, last=0)
-            return session.deepen(session.length - n, VERIFY)
-
-        verify_in_pieces(rows, session, max(map(len, copies)), read_shallow_then_deepen)
-    session.rollback_and_commit(lengths_before_last_token(rows))
-
-
-def _draft_and_verify(
-    rows: Sequence[SpeculativeSequence],
-    session: TokenLoggingSession,
-    drafting: Drafting,
-    copies: Sequence[list[int]],
-    going: list[bool],
-) -> None:
-    """Run tokens one by one, then verify: ``going`` rows draft from the readout after the layer, others feed copies.
+class _SessionRound:
+    """A round through the protocol: ``deepen`` runs the layers above the draft's.
 
     Tokens beyond the least room of a row are verified one by one: ``deepen`` takes equally many of every row.
     """
-    at, vocabulary = 0, session.logits.shape[-1]
-    least, verified, unverified = int(room_by_row(rows, session).min()), LogitsByPlace(rows), list[list[int]]()
-    while True:
-        places = make_room(rows, session, 1)
-        tokens = tokens_at(rows, places, 1)
-        unverified.append(places)
-        if drafting.uses_gate and any(going):
-            logits = session.feed(tokens, [DRAFT], last=1)
-            expected = session.signal[:, -1, 0]
-            if np.isnan(expected).any():
+
+    def __init__(self, rows: Sequence[SpeculativeSequence], session: TokenLoggingSession, drafting: Drafting):
+        self._rows, self._session, self._drafting = rows, session, drafting
+        self._least, self._fed = int(room_by_row(rows, session).min()), 0
+        self._verified, self._unverified = LogitsByPlace(rows), list[list[int]]()
+        self._logits = session.logits
+
+    def run_copies(self, copies: Sequence[list[int]]) -> None:
+        for row, copied in zip(self._rows, copies, strict=True):
+            for token in copied:
+                row.draft_copied_token(token, self._logits.shape[-1])
+
+        def read_shallow_then_deepen(tokens: Ints) -> Floats:
+            n = tokens.shape[1]
+            self._session.feed(tokens, [DRAFT] * n, depth=self._drafting.layer, last=0)
+            return self._session.deepen(self._session.length - n, VERIFY)
+
+        self._verified = read_in_pieces(self._rows, self._session, max(map(len, copies)), read_shallow_then_deepen)
+
+    def run_token(self, asks_gate: bool, drafts: bool) -> Sequence[float]:
+        places = make_room(self._rows, self._session, 1)
+        tokens, expected = tokens_at(self._rows, places, 1), list[float]()
+        if asks_gate:
+            self._logits = self._session.feed(tokens, [DRAFT], last=1)
+            expected = self._session.signal[:, -1, 0].tolist()
+            if any(map(math.isnan, expected)):
                 raise Unsupported(
-                    f"drafting with a gate after layer {drafting.layer}, but the decoder's steps show no signal there"
+                    f"drafting with a gate after layer {self._drafting.layer}, but the decoder's steps show no signal "
+                    "there"
                 )
-            going = [on and sure for on, sure in zip(going, expected <= drafting.threshold, strict=True)]
         else:
             # no head on the last draft of a round, whose proposal the verification replaces
-            logits = session.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
-        is_last = not any(going) and at >= max(map(len, copies))
-        if is_last or at + 1 >= least:
-            verified.store(unverified[0], session.deepen(session.length - len(unverified), VERIFY))
-            unverified.clear()
-        if is_last:
-            return verified.verify()
-        for number, (row, on, copied) in enumerate(zip(rows, going, copies, strict=True)):
+            self._logits = self._session.feed(tokens, [DRAFT], depth=self._drafting.layer, last=int(drafts))
+        self._unverified.append(places)
+        self._fed += 1
+        if self._fed >= self._least:
+            self._deepen()
+        return expected
+
+    def propose(self, going: Sequence[bool], copied: Sequence[int | None]) -> None:
+        for number, (row, on, token) in enumerate(zip(self._rows, going, copied, strict=True)):
             if on:
-                row.draft_from_logits(logits[number, -1], drafting.vocabulary)
-            elif at < len(copied):
-                row.draft_copied_token(copied[at], vocabulary)
-        at += 1
-        going = [
-            on and at < min(drafting.longest, row.draft_limit_by_max_new) for on, row in zip(going, rows, strict=True)
-        ]
+                row.draft_from_logits(self._logits[number, -1], self._drafting.vocabulary)
+            elif token is not None:
+                row.draft_copied_token(token, self._session.logits.shape[-1])
+
+    def verify(self) -> None:
+        self._deepen()
+        self._verified.verify()
+        self._session.rollback_and_commit(lengths_before_last_token(self._rows))
+
+    def _deepen(self) -> None:
+        if self._unverified:
+            first = self._session.length - len(self._unverified)
+            self._verified.store(self._unverified[0], self._session.deepen(first, VERIFY))
+            self._unverified.clear()
+
+
+# ---------------------------------------------------------------- the round
+
+
+class DraftingRound(Protocol):
+    """How a round runs layers: ``run_drafting_round`` says when."""
+
+    def run_copies(self, copies: Sequence[list[int]]) -> None:
+        """Propose the ``copies`` of each row, and run all with its last token to the layer, in one chunk."""
+
+    def run_token(self, asks_gate: bool, drafts: bool) -> Sequence[float]:
+        """Run the next token of every row to the layer: its last token, then its proposals, then padding.
+
+        Returns the gate's values [rows] there if it ``asks_gate``. ``drafts``: whether a row may draft from its state.
+        """
+
+    def propose(self, going: Sequence[bool], copied: Sequence[int | None]) -> None:
+        """Propose a further token: ``going`` rows draft it, the others take ``copied``, or have none."""
+
+    def verify(self) -> None:
+        """Run what was fed through all layers, accept and emit; the cache keeps all tokens but the last of each row."""
+
+
+class DraftingRow(Protocol):
+    """A sequence in a round."""
+
+    number: int
+    tokens: list[int]
+
+    @property
+    def draft_limit_by_max_new(self) -> int:
+        """Tokens that the sequence may still emit besides the verifier's own."""
+
+
+def run_drafting_round(
+    layers: DraftingRound,
+    rows: Sequence[DraftingRow],
+    drafting: Drafting,
+    lookups: Sequence[PromptLookup],
+    most: int | None = None,
+) -> None:
+    """Copy or draft, and verify: one round of ``rows``, whose ``lookups`` are by number of the sequence.
+
+    ``most``: a further limit of drafts and of copies.
+    """
+    _, longest, copied = drafting.lengths_at(len(rows))
+    limits = [row.draft_limit_by_max_new if most is None else min(most, row.draft_limit_by_max_new) for row in rows]
+    copies = [
+        lookups[row.number].find_continuation(row.tokens, min(copied, limit))
+        for row, limit in zip(rows, limits, strict=True)
+    ]
+    widths = [0 if copy else min(longest, limit) for copy, limit in zip(copies, limits, strict=True)]
+    if any(width > 0 for width in widths):
+        _propose_one_by_one(layers, drafting, copies, widths)
+    else:
+        layers.run_copies(copies)
+    layers.verify()
+
+
+def _propose_one_by_one(
+    layers: DraftingRound, drafting: Drafting, copies: Sequence[list[int]], widths: Sequence[int]
+) -> None:
+    """Run tokens one by one: rows draft up to ``widths`` tokens from the layer's readout, or feed their ``copies``."""
+    going = [width > 0 for width in widths]
+    for at in count():
+        asks_gate = drafting.uses_gate and any(going)
+        expected = layers.run_token(asks_gate, any(going))
+        if asks_gate:
+            going = [on and value <= drafting.threshold for on, value in zip(going, expected, strict=True)]
+        if not any(going) and at >= max(map(len, copies)):
+            return
+        layers.propose(going, [copied[at] if at < len(copied) else None for copied in copies])
+        going = [on and at + 1 < width for on, width in zip(going, widths, strict=True)]
 
 
 # ---------------------------------------------------------------- the timed path
-
-RoundKind = Literal["draft", "copy", "step"]  # read drafts; only verify copied tokens; one token at full depth
-TRIED = 3  # rounds of a kind before it is compared; the first also pays for first uses of code and memory
-REMEMBERED = 16  # rounds of a kind: what drafts gain depends on the text
-SHORTEST_WAIT = 64  # rounds before a kind that was found more expensive is tried again
-MOST_LOST = 0.005  # share of the time that trials may lose, plus the time of ``CREDIT`` tokens at the start
-CREDIT = 2
-FEW_ROWS = 2  # with more, rows that gain wait long for the slowest one
-
-
-class RoundKindChooser:
-    """Chooses the kind of the next round of n rows: the one of least measured time per token and row, at about n rows.
-
-    With one row, a round of drafts may emit several tokens for the price of one. With many rows, the weights are read
-    once for all of them anyway, and each rejected draft costs. All kinds emit the same tokens. The cost of a kind is
-    its median time over its mean number of tokens per row, so that an interrupted round decides nothing.
-
-    A round of another kind than the cheapest is a trial. Its loss is its time beyond that of as many tokens of the
-    cheapest kind; a gain reduces earlier losses. While losses are too large, no kind is tried, so all trials together
-    cost at most a known share of the time. The first round of each kind does not count.
-    """
-
-    def __init__(self) -> None:
-        self._by_size: dict[int, _SizeClass] = {}
-        self._cheapest: float | None = None  # seconds per token, while a trial runs
-
-    def choose_kind(self, rows: int, possible: Sequence[RoundKind]) -> RoundKind:
-        """Choose among the ``possible`` kinds of a round of ``rows`` rows, "step" among them."""
-        size = self._by_size.setdefault(_size_class(rows), _SizeClass())
-        self._cheapest = None
-        for kind in possible:
-            if kind not in size.latest:
-                return kind
-        if len(size.rounds["step"]) < TRIED:
-            return "step"
-        cost = {kind: _seconds_per_token(size.rounds[kind]) for kind in possible if len(size.rounds[kind]) >= TRIED}
-        best = min(cost, key=cost.__getitem__)
-        if size.lost > MOST_LOST * size.seconds + CREDIT * cost[best]:
-            return best
-        waited = [kind for kind in possible if kind != best and size.is_due(kind)]
-        if not waited:
-            return best
-        self._cheapest = cost[best]
-        kind = min(waited, key=size.latest.__getitem__)
-        while len(size.rounds[kind]) >= TRIED:  # the text has changed
-            size.rounds[kind].popleft()
-        return kind
-
-    def record_round(self, kind: RoundKind, seconds: float, tokens: Sequence[int]) -> None:
-        """Record a round that emitted ``tokens`` [rows]; the cost of the first of a kind does not count.
-
-        A batch ends with its slowest row: up to ``FEW_ROWS`` rows count by their harmonic mean, more by their fewest.
-        """
-        size = self._by_size.setdefault(_size_class(len(tokens)), _SizeClass())
-        gain = harmonic_mean(tokens) if len(tokens) <= FEW_ROWS else min(tokens)
-        if kind in size.latest:
-            size.rounds[kind].append((seconds, gain))
-        size.latest[kind], size.count, size.seconds = size.count, size.count + 1, size.seconds + seconds
-        if self._cheapest is not None:
-            size.lost = max(0.0, size.lost + seconds - gain * self._cheapest)
-
-
-@dataclass
-class _SizeClass:
-    """Rounds of about n rows; ``lost`` by trials and ``seconds`` of all rounds, and the ``latest`` round of a kind."""
-
-    rounds: dict[RoundKind, deque[tuple[float, float]]] = field(  # seconds, tokens a row
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=REMEMBERED))
-    )
-    latest: dict[RoundKind, int] = field(default_factory=dict)
-    count: int = 0
-    seconds: float = 0.0
-    lost: float = 0.0
-
-    def is_due(self, kind: RoundKind) -> bool:
-        """Whether ``kind`` was last compared too long ago, or never."""
-        return len(self.rounds[kind]) < TRIED or self.count - self.latest[kind] > SHORTEST_WAIT
-
-
-def _size_class(rows: int) -> int:
-    """The least power of two that is not below ``rows``."""
-    return 1 << (rows - 1).bit_length()
-
-
-def _seconds_per_token(rounds: Collection[tuple[float, float]]) -> float:
-    return median(seconds for seconds, _ in rounds) * len(rounds) / sum(tokens for _, tokens in rounds)
 
 
 class DraftingDecoder(WalkedDecoder):
     """Greedy self-speculation of one model by ``drafting``.
 
     Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts as many tokens as every row of the
-    batch has positions left, so each request fits that fits without drafts.
+    batch has positions left, so each request fits that fits without drafts. Rounds of as many rows as do not draft
+    (``Drafting.lengths_at``) are steps at full depth.
 
     Parameters
     ----------
@@ -535,9 +547,6 @@ class DraftingDecoder(WalkedDecoder):
         Layer, gate, vocabulary and lengths of the drafts.
     max_rows : int
         Largest batch.
-    always : bool
-        Draft in every round. By default rounds stop drafting where drafts cost more measured time per token
-        (``RoundKindChooser``): the tokens stay the same, the recorded depths and work depend on the machine.
 
     Raises
     ------
@@ -545,10 +554,10 @@ class DraftingDecoder(WalkedDecoder):
         A layer or ids that this model lacks, a lens that is not attached, a gate of another width.
     """
 
-    def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1, always: bool = False):
+    def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1):
         drafting.require_fits_model(stepper.layers, stepper.vocabulary_size)
         super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
-        self.drafting, self._choice = drafting, None if always else RoundKindChooser()
+        self.drafting = drafting
         self._reader = EarlyExitDraftReader(
             stepper, drafting.layer, drafting.lens, drafting.active_gate, drafting.vocabulary
         )
@@ -566,11 +575,12 @@ class DraftingDecoder(WalkedDecoder):
             for number, prompt in enumerate(prompts)
         ]
         rounds: list[_RoundLog] = []
+        lookups = [PromptLookup() for _ in prompts]
         for row, token in zip(rows, output.logits[:, -1].argmax(dim=-1).tolist(), strict=True):
             row.take([token])
         alive = _drop_finished_sequences(rows, session)
         while alive:
-            rounds += self._next_round(alive, session)
+            rounds += self._next_round(alive, session, lookups)
             alive = _drop_finished_sequences(alive, session)
         log = self._log(prompts, rounds)
         return Record(
@@ -602,27 +612,16 @@ class DraftingDecoder(WalkedDecoder):
             log.truncate(sequence, 0, start + n_kept)
         return log
 
-    def _next_round(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
-        """A round of the kind that ``RoundKindChooser`` chooses; reading its tokens waits for the device."""
-        began, before = time.perf_counter(), [row.left for row in rows]
+    def _next_round(
+        self, rows: Sequence[_DraftedSequence], session: ReferenceSession, lookups: Sequence[PromptLookup]
+    ) -> list[_RoundLog]:
+        if self.drafting.lengths_at(len(rows)) is NO_DRAFTS:
+            return self._step(rows, session)
         # rows share forwards, and there is no padding beyond the model's positions
         most = self.stepper.max_positions - max(len(row.tokens) for row in rows)
-        copied, longest = min(self.drafting.copied, most), min(self.drafting.longest, most)
-        copies = [row.lookup.find_continuation(row.tokens, row.room(copied)) for row in rows]
-        widths = [0 if copy else row.room(longest) for row, copy in zip(rows, copies, strict=True)]
-        if self._choice is None:
-            return self._round(rows, session, widths, copies)
-        possible: list[RoundKind] = ["step"]
-        possible += ["copy"] if any(copies) else []
-        possible += ["draft"] if any(widths) else []
-        kind = self._choice.choose_kind(len(rows), possible)
-        if kind == "step":
-            rounds = self._step(rows, session)
-        else:
-            rounds = self._round(rows, session, widths if kind == "draft" else [0] * len(rows), copies)
-        emitted = [left - row.left for left, row in zip(before, rows, strict=True)]
-        self._choice.record_round(kind, time.perf_counter() - began, emitted)
-        return rounds
+        layers = _LayerRound(self, rows, session)
+        run_drafting_round(layers, rows, self.drafting, lookups, most)
+        return layers.log
 
     def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
         """Run one token of each row at full depth, without a draft."""
@@ -633,82 +632,6 @@ class DraftingDecoder(WalkedDecoder):
         for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
             row.take(own)
         return rounds
-
-    def _round(
-        self,
-        rows: Sequence[_DraftedSequence],
-        session: ReferenceSession,
-        widths: Sequence[int],
-        copies: Sequence[list[int]],
-    ) -> list[_RoundLog]:
-        """Draft up to ``widths`` tokens of each row, or take its ``copies``; verify; roll back what was rejected."""
-        starts = [row.n_cached for row in rows]
-        shallow = self._draft if any(widths) else self._copy
-        states, fed, proposed, gates = shallow(rows, session, widths, copies)
-        chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
-        rounds = []
-        for i, (row, tokens, width, own) in enumerate(
-            zip(rows, fed, proposed, self._verify(session, chunk, starts), strict=True)
-        ):
-            right = 0
-            while right < width and tokens[right + 1] == own[right]:
-                right += 1
-            row.take([*tokens[1 : right + 1], own[right]])
-            rounds.append(_RoundLog(row.number, starts[i], tokens, row.n_cached - starts[i], [g[i] for g in gates]))
-        if any(row.n_cached < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
-            session.state.cache.truncate(np.array([row.n_cached for row in rows]))
-        return rounds
-
-    def _copy(
-        self,
-        rows: Sequence[_DraftedSequence],
-        session: ReferenceSession,
-        widths: Sequence[int],
-        copies: Sequence[list[int]],
-    ) -> _ShallowRun:
-        """Run all copied tokens to layer e in one chunk, without readout; shorter rows repeat their last token."""
-        most = max(map(len, copies))
-        fed = [[row.tokens[-1], *copied] for row, copied in zip(rows, copies, strict=True)]
-        fed = [tokens + tokens[-1:] * (most + 1 - len(tokens)) for tokens in fed]
-        tokens = torch.tensor(fed, device=self.stepper.device)
-        states = self._run_shallow(session, tokens, _next_positions(rows) + np.arange(most + 1))
-        return _ShallowRun([states], fed, [len(copied) for copied in copies], [])
-
-    def _draft(
-        self,
-        rows: Sequence[_DraftedSequence],
-        session: ReferenceSession,
-        widths: Sequence[int],
-        copies: Sequence[list[int]],
-    ) -> _ShallowRun:
-        """Run tokens one by one: rows with ``widths`` > 0 draft from the readout after layer e, others feed copies."""
-        device, layer, work = self.stepper.device, self.drafting.layer, session.state.work
-        position, going = _next_positions(rows), [width > 0 for width in widths]
-        drafts, most = [len(copied) for copied in copies], max(map(len, copies))
-        token = torch.tensor([[row.tokens[-1]] for row in rows], device=device)
-        fed, states, gates = [token], [], []
-        while True:
-            states.append(self._run_shallow(session, token, position))
-            hidden = states[-1][:, -1]
-            if self.drafting.uses_gate and any(going):
-                gates.append(self._reader.predict_sqrt_kl(hidden, work).tolist())
-                if not all(map(math.isfinite, gates[-1])):
-                    require_finite(torch.tensor(gates[-1]), f"after layer {layer}")
-                going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]
-            at = len(states) - 1
-            if not any(going) and at >= most:
-                return _ShallowRun(states, torch.cat(fed, dim=1).tolist(), drafts, gates)
-            if any(going):
-                best = self._reader.draft_tokens(hidden, work)[:, None]
-                token = best if all(going) else torch.where(torch.tensor(going, device=device)[:, None], best, token)
-            copied = [row for row, copy in enumerate(copies) if at < len(copy)]
-            if copied:
-                token = token.clone()
-                token[copied, 0] = torch.tensor([copies[row][at] for row in copied], device=device)
-            fed.append(token)
-            drafts = [count + on for count, on in zip(drafts, going, strict=True)]
-            going = [on and count < width for on, count, width in zip(going, drafts, widths, strict=True)]
-            position = position + 1
 
     def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
         """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
@@ -747,16 +670,16 @@ class _DraftedSequence:
     left: int
     stop: frozenset[int]
     reason: StopReason = "length"
-    lookup: PromptLookup = field(default_factory=PromptLookup)
 
     @property
     def n_cached(self) -> int:
         """Tokens in the cache, once the first is emitted."""
         return len(self.tokens) - 1
 
-    def room(self, drafts: int) -> int:
-        """Useful drafts for this row, up to ``drafts``: the verification adds one more token."""
-        return min(drafts, self.left - 1)
+    @property
+    def draft_limit_by_max_new(self) -> int:
+        """Tokens that the sequence may still emit besides the verifier's own."""
+        return self.left - 1
 
     def take(self, tokens: Sequence[int]) -> None:
         """Emit ``tokens``, up to the first that ends the row."""
@@ -768,17 +691,68 @@ class _DraftedSequence:
                 break
 
 
-class _ShallowRun(NamedTuple):
-    """A round up to layer e.
+class _LayerRound:
+    """A round over layers: states [rows, n, D] after the draft's layer wait for the verification.
 
-    ``states`` [rows, n, D] of each feed, tokens ``fed`` [rows][all], ``drafts`` of each row, ``gates`` read
-    [feeds][rows].
+    ``log``: one entry per row, once verified.
     """
 
-    states: list[Tensor]
-    fed: list[list[int]]
-    drafts: list[int]
-    gates: list[list[float]]
+    def __init__(self, decoder: DraftingDecoder, rows: Sequence[_DraftedSequence], session: ReferenceSession):
+        self._decoder, self._rows, self._session, self.log = decoder, rows, session, list[_RoundLog]()
+        self._reader, self._position = decoder._reader, _next_positions(rows)
+        self._going_on = torch.tensor([[row.tokens[-1]] for row in rows], device=decoder.stepper.device)
+        self._fed, self._states, self._gates = list[Tensor](), list[Tensor](), list[list[float]]()
+        self._proposed = [0] * len(rows)
+
+    def run_copies(self, copies: Sequence[list[int]]) -> None:
+        most = max(map(len, copies))
+        fed = [[row.tokens[-1], *copied] for row, copied in zip(self._rows, copies, strict=True)]
+        tokens = [each + each[-1:] * (most + 1 - len(each)) for each in fed]
+        self._run(torch.tensor(tokens, device=self._going_on.device))
+        self._proposed = [len(copied) for copied in copies]
+
+    def run_token(self, asks_gate: bool, drafts: bool) -> Sequence[float]:
+        self._run(self._going_on)
+        self._position = self._position + 1
+        if not asks_gate:
+            return ()
+        self._gates.append(self._reader.predict_sqrt_kl(self._states[-1][:, -1], self._session.state.work).tolist())
+        if not all(map(math.isfinite, self._gates[-1])):
+            require_finite(torch.tensor(self._gates[-1]), f"after layer {self._decoder.drafting.layer}")
+        return self._gates[-1]
+
+    def propose(self, going: Sequence[bool], copied: Sequence[int | None]) -> None:
+        token, device = self._going_on, self._going_on.device
+        if any(going):
+            best = self._reader.draft_tokens(self._states[-1][:, -1], self._session.state.work)[:, None]
+            token = best if all(going) else torch.where(torch.tensor(going, device=device)[:, None], best, token)
+        places = [row for row, each in enumerate(copied) if each is not None]
+        if places:
+            token = token.clone()
+            token[places, 0] = torch.tensor([copied[row] for row in places], device=device)
+        self._going_on = token
+        self._proposed = [
+            count + (on or each is not None) for count, on, each in zip(self._proposed, going, copied, strict=True)
+        ]
+
+    def verify(self) -> None:
+        chunk = torch.cat(self._states, dim=1) if len(self._states) > 1 else self._states[0]
+        starts, fed = [row.n_cached for row in self._rows], torch.cat(self._fed, dim=1).tolist()
+        verified = self._decoder._verify(self._session, chunk, starts)
+        for i, (row, tokens, width, own) in enumerate(zip(self._rows, fed, self._proposed, verified, strict=True)):
+            right = 0
+            while right < width and tokens[right + 1] == own[right]:
+                right += 1
+            row.take([*tokens[1 : right + 1], own[right]])
+            gates = [values[i] for values in self._gates]
+            self.log.append(_RoundLog(row.number, starts[i], tokens, row.n_cached - starts[i], gates))
+        if any(row.n_cached < start + chunk.shape[1] for row, start in zip(self._rows, starts, strict=True)):
+            self._session.state.cache.truncate(np.array([row.n_cached for row in self._rows]))
+
+    def _run(self, tokens: Tensor) -> None:
+        position = self._position + np.arange(tokens.shape[1])
+        self._states.append(self._decoder._run_shallow(self._session, tokens, position))
+        self._fed.append(tokens)
 
 
 class _RoundLog(NamedTuple):

@@ -317,13 +317,13 @@ def tokens_at(rows: Sequence[SpeculativeSequence], places: Sequence[int], n: int
     return np.array(padded, dtype=np.int64)
 
 
-def verify_in_pieces(
+def read_in_pieces(
     rows: Sequence[SpeculativeSequence],
     session: TokenLoggingSession,
     drafts: int,
     read: Callable[[Ints], Floats],
-) -> None:
-    """Verify the last token and up to ``drafts`` drafts of every row, in one piece if all rows have room for it.
+) -> LogitsByPlace:
+    """Logits after the last token and up to ``drafts`` drafts of every row, in one piece if all rows have room for it.
 
     ``read`` returns logits [rows, n, V] of the next tokens [rows, n].
     """
@@ -332,7 +332,7 @@ def verify_in_pieces(
         n = min(widest, drafts + 1 - at)
         places = make_room(rows, session, n)
         verified.store(places, read(tokens_at(rows, places, n)))
-    verified.verify()
+    return verified
 
 
 class LogitsByPlace:
@@ -467,7 +467,7 @@ def _speculation_round(
     width = max(row.useful_draft_count for row in rows)
     if width > 0:
         _propose_drafts(rows, small, width)
-    verify_in_pieces(rows, large, width, lambda tokens: large.feed(tokens, [VERIFY] * tokens.shape[1]))
+    read_in_pieces(rows, large, width, lambda tokens: large.feed(tokens, [VERIFY] * tokens.shape[1])).verify()
     lengths = lengths_before_last_token(rows)
     large.rollback_and_commit(lengths)
     small.rollback(np.minimum(small.length, lengths))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import (
     FAST,
@@ -39,7 +40,7 @@ from emad_ref.models.fast.fused_blocks import (
     fuse_norm,
     signed_rotary_tables,
 )
-from emad_ref.models.fast.graph_capture import make_step_graphs_or_reason
+from emad_ref.models.fast.graph_capture import make_step_graphs
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.kv_cache import CacheWriter, KVCache, RunningRows, attention_mask, make_running_rows
 from emad_ref.models.placement import (
@@ -220,7 +221,9 @@ class CausalStepper:
         self._tables: dict[LayerPlacement, tuple[Tensor, Tensor]] = {}
         self._signed: dict[LayerPlacement, tuple[Tensor, RotaryTables]] = {}
         self._requested = backend
-        self._graphs, self._without = make_step_graphs_or_reason(self, backend)
+        graphs = make_step_graphs(self, backend)
+        self._without = graphs if isinstance(graphs, Absent) else None
+        self._graphs = None if isinstance(graphs, Absent) else graphs
         if check:
             self._compare_with_model()
 
@@ -228,7 +231,8 @@ class CausalStepper:
     def backend(self) -> str:
         """The running backend: as requested, and for ``fast`` on a capable device, whether steps are captured."""
         if self._graphs is None:
-            return f"{self._requested}, nothing captured: {self._without}" if self._without else self._requested
+            why = "" if self._without is None else f", nothing captured: {self._without.reason}"
+            return f"{self._requested}{why}"
         return f"{self._requested}, {self._graphs.capture_status_text}"
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument
 from emad_ref.models.diagnosis import MAKE_TOKENIZER, SENTENCEPIECE, TOKENIZER_FILE
 from emad_ref.models.tokenizers import SAMPLES
@@ -68,14 +69,15 @@ def read_tokenizer(place: str, folder: Path, **where: Any) -> tuple[Any, str]:
     stored = Tokenizer.from_file(str(file))
     stored.no_padding()  # Transformers pads and truncates on request only
     stored.no_truncation()
-    by_class, failure = _call(read_by_class)
-    is_generic = type(by_class) is PreTrainedTokenizerFast and not by_class.split_special_tokens
-    if is_generic and _pipeline(by_class.backend_tokenizer) == _pipeline(stored):
-        return by_class, ""
+    by_class = _call(read_by_class)
+    if not isinstance(by_class, Absent):
+        is_generic = type(by_class) is PreTrainedTokenizerFast and not by_class.split_special_tokens
+        if is_generic and _pipeline(by_class.backend_tokenizer) == _pipeline(stored):
+            return by_class, ""
     by_file = PreTrainedTokenizerFast.from_pretrained(place, tokenizer_file=str(file), **where)
     _restore_file(by_file.backend_tokenizer, stored)
-    if by_class is None:
-        difference = f"Transformers cannot build the class that its folder names ({failure})"
+    if isinstance(by_class, Absent):
+        difference = f"Transformers cannot build the class that its folder names ({by_class.reason})"
     else:
         _adopt_class_settings(by_file, by_class, stored)
         difference = _describe_difference(by_class, stored)
@@ -108,14 +110,19 @@ def require_sentencepiece_ids(name: str, tokenizer: Any, folder: Path) -> None:
         raise BadArgument("name", name, expected, problem)
 
 
-def _call(function: Callable[[], Any]) -> tuple[Any, str]:
-    """(Result, "") of a library's function, or (None, its error)."""
+def _call(function: Callable[[], Any]) -> Any | Absent:
+    """Result of a library's function, or its error."""
     try:
         with convert_errors_to_bad_argument("tokenizer", TOKENIZER_FILE, "a file that the library reads", ""):
-            return function(), ""
+            return function()
     except BadArgument as error:
         cause = error.__cause__ or error
-        return None, f"{type(cause).__name__}: {' '.join(str(cause).split())[:120]}"
+        return Absent(f"{type(cause).__name__}: {' '.join(str(cause).split())[:120]}")
+
+
+def _call_or_none(function: Callable[[], Any]) -> Any | None:
+    found = _call(function)
+    return None if isinstance(found, Absent) else found
 
 
 def _pipeline(backend: Any) -> dict[str, Any]:
@@ -163,18 +170,19 @@ def _adopt_class_settings(by_file: Any, by_class: Any, stored: Tokenizer) -> Non
 
 def _describe_difference(by_class: Any, stored: Tokenizer) -> str:
     """Sentence about the sample texts that the class reads otherwise, or else writes otherwise; "" without any."""
-    of_class = _call(lambda: by_class.added_tokens_decoder)[0] or {}  # some classes have none, or refuse
+    of_class = _call_or_none(lambda: by_class.added_tokens_decoder) or {}  # some classes have none, or refuse
     added = (*stored.get_added_tokens_decoder().values(), *of_class.values())
     tokens = dict.fromkeys(token.content for token in added)
     texts = [*COMPARED_TEXTS, "".join(f"a {token} b{token}{token.upper()}c" for token in tokens)]
     # None: the file lacks its token for unknown text
-    read = {text: _call(partial(_encode_twice, stored, text))[0] for text in texts}
-    misread = [text for text, ids in read.items() if _call(partial(_encode_twice, by_class, text))[0] != ids]
+    read = {text: _call_or_none(partial(_encode_twice, stored, text)) for text in texts}
+    misread = [text for text, ids in read.items() if _call_or_none(partial(_encode_twice, by_class, text)) != ids]
     decode = partial(by_class.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     miswritten = [
         text
         for text, ids in read.items()
-        if ids is not None and _call(partial(decode, ids[0]))[0] != stored.decode(ids[0], skip_special_tokens=False)
+        if ids is not None
+        and _call_or_none(partial(decode, ids[0])) != stored.decode(ids[0], skip_special_tokens=False)
     ]
     for texts_told, verb in ((misread, "reads"), (miswritten, "writes")):
         if texts_told:

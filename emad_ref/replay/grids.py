@@ -16,7 +16,13 @@ import numpy as np
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
-from emad_ref.exit_rules import early_exit_point, fixed_entropy_point, format_number, softmax_response_point
+from emad_ref.exit_rules import (
+    EMAD_FAMILY,
+    early_exit_point,
+    fixed_entropy_point,
+    name_of_margin,
+    softmax_response_point,
+)
 from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth, truncated
@@ -134,8 +140,7 @@ def margin_sweep(profile: Profile) -> ThresholdSweep:
     highest = max((max(row, default=0.0) for row in rows), default=0.0)
 
     def name(setting: float, digits: int) -> str:
-        margin = highest - setting
-        return profile.point(margin).name.replace(f"m={format_number(margin)}", f"m={_number_text(margin, digits)}", 1)
+        return name_of_margin(_number_text(highest - setting, digits), bins=profile.bins)
 
     return ThresholdSweep(lambda setting: profile.point(highest - setting), name, 0.0, highest)
 
@@ -277,7 +282,6 @@ def signal_quantile_points(
     return evenly_spaced_points(dial, saved, count)
 
 
-EMAD_FAMILY = "EMAD, mean − margin"
 SETTINGS_PER_FAMILY = 33  # points of each family, full depth not counted
 SAVING_LEVELS = (0.15, 0.30, 0.45, 0.60)  # net savings at which families are compared; 15 % is the paper's least
 

@@ -12,7 +12,7 @@ another process was on the device, or the counter did not rise. Processes are li
 process that runs only within it is not detected.
 
 Devices are identified by UUID, because NVML and CUDA number boards differently. A missing measurement is a
-``NoEnergyReason``, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened.
+``Absent``, never 0 J. ``pynvml`` (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened.
 
 The counter moves in steps of up to a tenth of a second (``measure_refresh_seconds``). So each end of a window may be
 wrong by that time × mean power, in the worst case the same way in every window. The spread of windows does not show
@@ -45,6 +45,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import Floats, Ints
 from pytest_emad.benchmark.clock import draw_arm_orders, require_untraced
@@ -94,13 +95,6 @@ class CounterUnreadable(EmadError):
 
 class WindowSpoiled(EmadError):
     """Raised if a window measured more than the request; another window may be valid."""
-
-
-@dataclass(frozen=True)
-class NoEnergyReason:
-    """Reason why energy was not measured, for a verdict ``unmeasured``."""
-
-    reason: str
 
 
 class EnergyCounter(Protocol):
@@ -162,7 +156,7 @@ def measure_energy_pairs(
     arms: Mapping[str, EnergyArm],
     pairs: int,
     rng: np.random.Generator,
-    counter: EnergyCounter | NoEnergyReason,
+    counter: EnergyCounter | Absent,
     *,
     min_seconds: float = 5.0,
     warm_up: int = 1,
@@ -170,7 +164,7 @@ def measure_energy_pairs(
     own: frozenset[int] | None = None,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> EnergyResult | NoEnergyReason:
+) -> EnergyResult | Absent:
     """Measure every arm once per pair, one after the other, in random order.
 
     Args:
@@ -179,7 +173,7 @@ def measure_energy_pairs(
             arm completes more requests.
         pairs: requested pairs, ≥ 1.
         rng: the order of the arms.
-        counter: from ``open_nvml_counter``; a ``NoEnergyReason`` is returned unchanged.
+        counter: from ``open_nvml_counter``; a ``Absent`` is returned unchanged.
         min_seconds: shortest window.
         warm_up: requests of each arm before measuring, numbered as pair −1.
         spare: allowed number of spoiled pairs. One spoiled window spoils its pair, so that both arms have equal
@@ -190,13 +184,13 @@ def measure_energy_pairs(
         clock: wall clock in seconds.
 
     Returns:
-        ``EnergyResult`` of 1 to ``pairs`` pairs; ``NoEnergyReason`` if the device cannot be read or no pair was valid.
+        ``EnergyResult`` of 1 to ``pairs`` pairs; ``Absent`` if the device cannot be read or no pair was valid.
 
     Raises:
         BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
     """
     _require_valid_arguments(arms, pairs, min_seconds, warm_up, spare)
-    if isinstance(counter, NoEnergyReason):
+    if isinstance(counter, Absent):
         return counter
     if clock is time.perf_counter:
         require_untraced()
@@ -223,9 +217,9 @@ def measure_energy_pairs(
                 good.append(windows)
                 first.append(order[0])
     except CounterUnreadable as why:
-        return NoEnergyReason(why.reason)
+        return Absent(why.reason)
     if not good:
-        return NoEnergyReason(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
+        return Absent(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
     return EnergyResult(
         joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
         seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
@@ -482,7 +476,7 @@ def _as_unreadable(error: Exception, function: str) -> CounterUnreadable:
     return CounterUnreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
 
 
-def import_nvml_or_reason() -> Any | NoEnergyReason:
+def import_nvml() -> Any | Absent:
     """The module ``pynvml`` of the package nvidia-ml-py, or the reason why it cannot be used.
 
     The older package ``pynvml`` installs a folder of that name, which Python prefers to a module file. So it hides
@@ -491,13 +485,11 @@ def import_nvml_or_reason() -> Any | NoEnergyReason:
     try:
         module: Any = importlib.import_module("pynvml")
     except ImportError:
-        return NoEnergyReason(
-            "no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'"
-        )
+        return Absent("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
     except Exception as error:  # runs another package's code
-        return NoEnergyReason(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
+        return Absent(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
     if hasattr(module, "__path__"):
-        return NoEnergyReason(
+        return Absent(
             "the module pynvml comes from the deprecated package pynvml, but nvidia-ml-py is expected; "
             "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
         )
@@ -505,7 +497,7 @@ def import_nvml_or_reason() -> Any | NoEnergyReason:
 
 
 @contextmanager
-def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReason]:
+def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | Absent]:
     """The counter of the device with this UUID, open within the context, or the reason why it cannot be read.
 
     Args:
@@ -514,19 +506,19 @@ def open_nvml_counter(uuid: str | None) -> Iterator[EnergyCounter | NoEnergyReas
             a board (MIG) has no separate counter.
     """
     if uuid is None:
-        yield NoEnergyReason("no NVML device: the decoder runs on no GPU")
+        yield Absent("no NVML device: the decoder runs on no GPU")
         return
     if uuid.startswith("MIG-"):
-        yield NoEnergyReason(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
+        yield Absent(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
-    pynvml = import_nvml_or_reason()
-    if isinstance(pynvml, NoEnergyReason):
+    pynvml = import_nvml()
+    if isinstance(pynvml, Absent):
         yield pynvml
         return
     try:
         pynvml.nvmlInit()
     except Exception as error:  # NVMLError, or any error of its bindings
-        yield NoEnergyReason(_as_unreadable(error, "nvmlInit").reason)
+        yield Absent(_as_unreadable(error, "nvmlInit").reason)
         return
     try:
         yield _open_device(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
@@ -542,11 +534,11 @@ def shut_down_nvml(pynvml: Any) -> None:
         _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
 
 
-def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | NoEnergyReason:
+def _open_device(pynvml: Any, uuid: str) -> EnergyCounter | Absent:
     try:
         return _NvmlCounter(pynvml, uuid)
     except CounterUnreadable as why:
-        return NoEnergyReason(f"{uuid}: {why.reason}")
+        return Absent(f"{uuid}: {why.reason}")
 
 
 WATCHED_SECONDS = 2.0  # longer than any counter's refresh time
@@ -555,10 +547,10 @@ CHANGES = 12  # changes observed for the refresh time of a counter
 
 def measure_refresh_seconds(
     counter: EnergyCounter, *, seconds: float = WATCHED_SECONDS, clock: Callable[[], float] = time.perf_counter
-) -> float | NoEnergyReason:
+) -> float | Absent:
     """The longest time between the next ``CHANGES`` changes of the energy counter; for power, between two readings.
 
-    NoEnergyReason: it changed less than twice in ``seconds``, or cannot be read.
+    Absent: it changed less than twice in ``seconds``, or cannot be read.
     """
     if counter.source not in COUNTERS:
         return SAMPLE_SECONDS
@@ -571,11 +563,9 @@ def measure_refresh_seconds(
                 moved.append(now)
                 last = read
     except CounterUnreadable as why:
-        return NoEnergyReason(why.reason)
+        return Absent(why.reason)
     if len(moved) < 2:
-        return NoEnergyReason(
-            f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known"
-        )
+        return Absent(f"the energy counter moved {len(moved)} times in {seconds:g} s: its resolution is not known")
     return max(after - before for before, after in pairwise(moved))
 
 
@@ -586,13 +576,13 @@ def counter_to_power_ratio(
     seconds: float = 5.0,
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> float | NoEnergyReason:
+) -> float | Absent:
     """Joules by the energy counter over joules from the power readings of the same window.
 
-    A self-check of the instrument, 1 if both agree. NoEnergyReason: only one of them exists.
+    A self-check of the instrument, 1 if both agree. Absent: only one of them exists.
     """
     if counter.source != "energy counter":
-        return NoEnergyReason(f"{counter.source} has no second instrument beside it")
+        return Absent(f"{counter.source} has no second instrument beside it")
     try:
         counter.power_mw()
         synchronize()
@@ -611,7 +601,7 @@ def counter_to_power_ratio(
         # on boards with a counter a reading may average the last second
         return counting.joules(start, stop) / integrate_power(polling.readings, start, stop, AVERAGED_SECONDS)
     except (WindowSpoiled, CounterUnreadable) as why:
-        return NoEnergyReason(str(why))
+        return Absent(str(why))
 
 
 # ---------------------------------------------------------------- CPU packages: RAPL under Linux
@@ -649,15 +639,15 @@ class RaplCounter:
         return frozenset({os.getpid()})  # a package has no list of processes
 
 
-def open_rapl(root: Path = POWERCAP) -> RaplCounter | NoEnergyReason:
+def open_rapl(root: Path = POWERCAP) -> RaplCounter | Absent:
     """Counter of all packages of this machine, or the reason why their energy cannot be read."""
     domains = sorted(path.parent for path in root.glob("intel-rapl:*/name") if _is_package(path))
     if not domains:
-        return NoEnergyReason("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
+        return Absent("no CPU package shows its energy here (RAPL): a virtual machine, or another processor")
     try:
         return RaplCounter(domains)
     except CounterUnreadable as why:
-        return NoEnergyReason(why.reason)
+        return Absent(why.reason)
 
 
 def _is_package(name: Path) -> bool:

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from pytest_emad.benchmark.energy import NoEnergyReason, import_nvml_or_reason, shut_down_nvml
+from emad_ref.absent import Absent
+from pytest_emad.benchmark.energy import import_nvml, shut_down_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times the size of any cache
@@ -89,8 +90,8 @@ def _version(library: str) -> str:
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
     """NVML's facts about a board; a text in place of a missing number."""
-    pynvml = import_nvml_or_reason()
-    if isinstance(pynvml, NoEnergyReason):
+    pynvml = import_nvml()
+    if isinstance(pynvml, Absent):
         return {"driver": f"unread: {pynvml.reason}"}
     try:
         pynvml.nvmlInit()

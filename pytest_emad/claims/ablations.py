@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from emad_ref.calibration.profile import Profile
+from emad_ref.exit_rules import EMAD_FAMILY
 from emad_ref.point import FEATURES
-from emad_ref.replay.grids import EMAD_FAMILY, SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
+from emad_ref.replay.grids import SAVING_LEVELS, SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
 from emad_ref.signals import perplexity_rise_from_nats
 from pytest_emad.claims.base import ClaimContext, Question, make_model_question, make_unmet_quality_verdict
 from pytest_emad.measurements.model_measurements import ModelMeasurements

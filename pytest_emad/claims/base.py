@@ -9,29 +9,31 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from pytest_emad.extensions import JUDGE_EXTENSIONS
 from pytest_emad.measurements.attachments import Attachments
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.gate import UNDECIDED
 from pytest_emad.statistics.legs import (
     LegTest,
     Side,
     build_leg_test,
     build_measured_count_leg,
     decide_legs,
-    judge_against_threshold,
     not_applicable_verdict,
+    outcome_and_deciding_leg,
     unmeasured_verdict,
     verdict_from_legs,
 )
-from pytest_emad.statistics.verdicts import EXIT_PREFIX, Claim, Leg, Verdict
+from pytest_emad.statistics.verdicts import EXIT_PREFIX, Claim, Leg, LegIdentity, Verdict
 
 if TYPE_CHECKING:
     from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -71,6 +73,7 @@ class ClaimContext:
     ``verdict_of``  (id, evidence) → the verdict of a claim that this one needs: decided once a run, at the first
                     request, also if the run does not report it.
     ``row_of``      id → the row in force of such a claim.
+    ``evidence_legs``  legs about the evidence behind the numbers, asked for and listed last in a verdict that has any.
     """
 
     claim: Claim
@@ -79,14 +82,26 @@ class ClaimContext:
     other_legs: int = 0
     verdict_of: Callable[[str, Any], Verdict] = _outside_a_run
     row_of: Callable[[str], Claim] = _outside_a_run
+    evidence_legs: Callable[[], Sequence[Leg]] = tuple
 
-    def make_leg_test(self, name: str, estimate: Estimate, bad: Side, threshold: float) -> LegTest:
+    def make_leg_test(
+        self, name: str, estimate: Estimate, bad: Side, threshold: float, **identity: Unpack[LegIdentity]
+    ) -> LegTest:
         """Make a leg that fails on side ``bad`` of ``threshold``, under the claim's minimum of units."""
-        return build_leg_test(name, estimate, bad, threshold, self.claim.minimum)
+        return build_leg_test(name, estimate, bad, threshold, self.claim.minimum, **identity)
 
-    def combine_legs(self, legs: Sequence[Leg]) -> Verdict:
-        """The verdict of decided ``legs``."""
-        return verdict_from_legs(self.claim, self.model, legs)
+    def combine_legs(
+        self,
+        legs: Sequence[Leg],
+        *,
+        headline: Sequence[Leg] = (),
+        notes: Sequence[str] = (),
+        listed: int | None = None,
+    ) -> Verdict:
+        """The verdict of decided ``legs``; ``headline``, ``notes`` and ``listed`` as in ``verdict_from_legs``."""
+        has_numbers = outcome_and_deciding_leg(legs)[0] not in UNDECIDED
+        told = [*legs, *(self.evidence_legs() if has_numbers else ())]
+        return verdict_from_legs(self.claim, self.model, told, headline=headline, notes=notes, listed=listed)
 
     def decide_tests(self, tests: Sequence[LegTest], beside: Sequence[Leg] = ()) -> Verdict:
         """The verdict of ``tests`` under Holm's correction, and of legs ``beside``."""
@@ -96,16 +111,21 @@ class ClaimContext:
         self, legs: Mapping[str, Estimate], bad: Side, threshold: float, beside: Sequence[Leg] = ()
     ) -> Verdict:
         """The verdict of ``legs``, each tested against ``threshold``; values on its ``bad`` side fail."""
-        others = self.other_legs
-        return judge_against_threshold(self.claim, self.model, legs, bad, threshold, other_legs=others, beside=beside)
+        tests = [self.make_leg_test(name, estimate, bad, threshold) for name, estimate in legs.items()]
+        return self.decide_tests(tests, beside) if tests or beside else self.unmeasured("nothing was compared")
 
-    def not_applicable(self, reason: str) -> Verdict:
-        """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``."""
-        return not_applicable_verdict(self.claim, self.model, reason)
+    def not_applicable(self, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
+        """The verdict ``not applicable``: a premise of the claim is unmet, for this ``reason``; lists ``legs``."""
+        return not_applicable_verdict(self.claim, self.model, reason, legs)
 
-    def unmeasured(self, reason: str) -> Verdict:
-        """The verdict ``unmeasured``: an instrument or data is absent, for this ``reason``."""
-        return unmeasured_verdict(self.claim, self.model, reason)
+    def lacking(self, absent: Absent, legs: Sequence[Leg] = ()) -> Verdict:
+        """The verdict where something is ``absent``: ``not applicable`` for a premise, else ``unmeasured``."""
+        decide = self.not_applicable if absent.lacking == "premise" else self.unmeasured
+        return decide(absent.reason, legs)
+
+    def unmeasured(self, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
+        """The verdict ``unmeasured``: an instrument or data is absent, for this ``reason``; lists ``legs``."""
+        return unmeasured_verdict(self.claim, self.model, reason, legs)
 
 
 @dataclass(frozen=True)
@@ -222,7 +242,7 @@ class RunPlan:
     study: Study
     gate_claims: frozenset[str] = frozenset()
     models: int = 1
-    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | str]] = field(
+    _outcomes: WeakKeyDictionary[Any, dict[str, Answer | Absent]] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
@@ -268,10 +288,11 @@ class RunPlan:
             try:
                 outcomes[question.claim] = question.answer(evidence, asked)
             except Unsupported as refusal:
-                outcomes[question.claim] = str(refusal)  # the error itself refers to frames, and so to the evidence
+                # the error itself refers to frames, and so to the evidence
+                outcomes[question.claim] = Absent(str(refusal), "premise")
         outcome = outcomes[question.claim]
-        if isinstance(outcome, str):
-            raise Unsupported(outcome)
+        if isinstance(outcome, Absent):
+            raise Unsupported(outcome.reason)
         return outcome
 
     def _needed(self, by: str, layers: int, claim: str, evidence: ModelOrPairMeasurements) -> Verdict:
@@ -310,14 +331,13 @@ class RunPlan:
 
 def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` without trained causal weights, or if replay does not predict the decoder; else None."""
-    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
-        return asked.not_applicable(reason)
-    return None
+    absent = evidence.subject.absent_quality or evidence.replay_validity.absent_replay
+    return None if absent is None else asked.lacking(absent)
 
 
 def is_point_quality_unfalsified(verdict: Verdict, point: str) -> bool:
     """Whether a verdict of ``decide_quality`` judged the point of this name and falsified none of its legs."""
-    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    outcomes = [leg.outcome for leg in verdict.legs if leg.point == point]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
 
 
@@ -347,7 +367,10 @@ def make_model_question(
 
 def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
     """Reason why the decoder under test prevents judging quality; empty if none, or if the weights have no quality."""
-    return "" if evidence.subject.quality_unavailable_reason else evidence.replay_validity.replay_invalid_reason
+    if evidence.subject.absent_quality is not None:
+        return ""
+    absent = evidence.replay_validity.absent_replay
+    return "" if absent is None else absent.reason
 
 
 def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
@@ -359,9 +382,10 @@ def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContex
 
 def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """``not applicable`` for untrained weights, ``unmeasured`` without a learned exit; else None."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return asked.not_applicable(reason)
-    return asked.unmeasured(missing) if (missing := evidence.exit_evaluation.exit_unavailable_reason) else None
+    if absent := evidence.subject.absent_quality:
+        return asked.lacking(absent)
+    found = evidence.exit_evaluation.exit_if_any
+    return asked.lacking(found) if isinstance(found, Absent) else None
 
 
 def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
@@ -372,12 +396,13 @@ def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimC
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 
 
-def add_flop_evidence_grade_leg(verdict: Verdict, witnessed: FlopVerification) -> Verdict:
-    """``verdict`` with a last leg about the evidence for its FLOPs; unchanged without measured legs."""
-    if verdict.verdict in ("not applicable", "unmeasured"):
-        return verdict
+def make_context_with_flop_evidence(evidence: ModelMeasurements, asked: ClaimContext) -> ClaimContext:
+    """The context of a claim whose verdict lists the evidence for its FLOPs."""
+    return replace(asked, evidence_legs=lambda: [make_flop_evidence_grade_leg(evidence.flop_verification)])
+
+
+def make_flop_evidence_grade_leg(witnessed: FlopVerification) -> Leg:
+    """The leg about the evidence for FLOPs."""
     finding = witnessed.finding
-    leg = build_measured_count_leg(
-        f"evidence: {witnessed.evidence_grade}", finding.n, finding.n, "looked at", finding.detail
-    )
-    return replace(verdict, legs=(*verdict.legs, leg))
+    grade = f"evidence: {witnessed.evidence_grade}"
+    return build_measured_count_leg(grade, finding.n, finding.n, "looked at", finding.detail)

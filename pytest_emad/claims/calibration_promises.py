@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.learn_then_test import (
     betting_pvalues,
     documents_needed_to_certify,
@@ -228,19 +229,18 @@ CalibrationDraws = tuple[Ints, ByDocument]
 
 @dataclass(frozen=True)
 class GuaranteeEvidence:
-    """``losses`` [documents] in 0–B of the exit on evaluated ones; None: full depth was chosen, for the reason ``why``.
+    """``losses`` [documents] in 0–B of the exit on evaluated ones, or why full depth was chosen.
 
     ``risk``, ``error``, ``cap``: δ, ε and B. ``documents``: number used for calibration. ``power``: stated power, or
     None.
     """
 
-    losses: ByDocument | None
+    losses: ByDocument | Absent
     risk: float
     error: float
     documents: int
     power: float | None = None
     draws: CalibrationDraws | None = None
-    why: str = ""
     cap: float = 1.0
 
 
@@ -257,11 +257,11 @@ def decide_guarantee(found: GuaranteeEvidence, asked: ClaimContext) -> Verdict:
 
     Full depth keeps any promise: if it was chosen and no sets were drawn, the row does not apply.
     """
-    if found.losses is None and found.draws is None:
-        return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.why or 'no exit'}")
+    if isinstance(found.losses, Absent) and found.draws is None:
+        return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.losses.reason}")
     tests: list[LegTest] = []
     beside: list[Leg] = []
-    if found.losses is not None:
+    if not isinstance(found.losses, Absent):
         tests.append(_fresh_risk(found.losses, found, asked))
     if found.draws is not None:
         kept = _promises_kept(found.draws, found, asked)
@@ -352,13 +352,13 @@ def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer
 
 def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
     guarantee, point = beyond.exit.guarantee, beyond.recommended_point
-    if guarantee is None and point is None:
-        return asked.not_applicable(f"no exit that a guarantee is given for: {beyond.exit.why_none}")
+    if guarantee is None and isinstance(point, Absent):
+        return asked.not_applicable(f"no exit that a guarantee is given for: {point.reason}")
     if guarantee is None:
         return asked.unmeasured("the exit carries no guarantee")
     if guarantee.loss != EXCESS.name:
         return asked.unmeasured(f"its guarantee is about the loss {guarantee.loss!r}, which is not measured here")
-    losses = None if point is None else beyond.excess_nll_by_document
+    losses = point if isinstance(point, Absent) else beyond.excess_nll_by_document
     return decide_guarantee(
         GuaranteeEvidence(
             losses,
@@ -366,7 +366,6 @@ def _guarantee_verdict(beyond: ExitEvaluation, asked: ClaimContext) -> Verdict:
             guarantee.error,
             guarantee.documents,
             guarantee.power,
-            why=beyond.exit.why_none,
             cap=guarantee.cap,
         ),
         asked,

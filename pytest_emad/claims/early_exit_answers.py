@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.exit_rules import PRUNINGS
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_question
@@ -36,10 +37,7 @@ EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
 def make_unmet_early_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
     """The verdict if claims about early exits cannot be judged on this model; None if they can."""
     absence = evidence.early_exits.absent_premise
-    if absence is None:
-        return None
-    outcome, reason = absence
-    return asked.unmeasured(reason) if outcome == "unmeasured" else asked.not_applicable(reason)
+    return None if absence is None else asked.lacking(absence)
 
 
 def answer_early_exit_claim(
@@ -239,7 +237,7 @@ def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCompar
 
 # ---------------------------------------------------------------- EE-9: prunings under JSD
 
-RIVALS = "JSD, fixed", "JSD, decaying"
+RIVALS = {"fixed": "JSD, fixed", "decaying": "JSD, decaying"}  # pruning → rule
 
 
 def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
@@ -266,8 +264,7 @@ def iterate_vocabulary_pruning_comparisons(exits: EarlyExitMeasurements) -> Iter
     for task, minimum in exits.solved_task_layer_pairs:
         ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
         unsure, sure = compute_largest_smallest_adaptive_k(minimum, stepper.layers, stepper.vocabulary_size)
-        for rival in RIVALS:
-            name = rival.removeprefix("JSD, ")
+        for name, rival in RIVALS.items():
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
             theirs = exits.answer_by_rule(task, rival, minimum).exited
@@ -383,9 +380,9 @@ def answer_earlier_exit_after_finetuning(evidence: ModelMeasurements, asked: Cla
     exits = evidence.early_exits
 
     def judged() -> Verdict:
-        twin = exits.tuning_twin_or_reason
-        if not isinstance(twin, EarlyExitMeasurements):
-            return asked.not_applicable(twin)
+        twin = exits.tuning_twin
+        if isinstance(twin, Absent):
+            return asked.lacking(twin)
         before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
         return decide_earlier_exit_after_finetuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
 

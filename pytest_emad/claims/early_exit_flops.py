@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.geometry import Geometry, published_geometry
-from pytest_emad.claims.base import Answer, ClaimContext, Question, add_flop_evidence_grade_leg
+from pytest_emad.claims.base import Answer, ClaimContext, Question, make_context_with_flop_evidence
 from pytest_emad.claims.early_exit_answers import (
     EXIT_SETTINGS,
     SAME_SCORES,
@@ -225,8 +225,7 @@ def make_pruning_question(
         never = compute_pruning_ratios_without_exit(evidence.subject, *rules) if arithmetic else {}
         papers = compute_paper_model_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
-            outcome, reason = absence
-            missing = {"items": reason} if outcome == "unmeasured" else {}
+            missing = {"items": absence.reason} if absence.lacking == "data" else {}
             alone = PruningEvidence(never=never, papers=papers, missing=missing)
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
@@ -235,8 +234,8 @@ def make_pruning_question(
                 exits, *rules, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
             )
             left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
-            verdict = decide(PruningEvidence(pruned, never, papers, *left_out), asked)
-            return add_flop_evidence_grade_leg(verdict, evidence.flop_verification)
+            witnessed = make_context_with_flop_evidence(evidence, asked)
+            return decide(PruningEvidence(pruned, never, papers, *left_out), witnessed)
 
         return answer_early_exit_claim(evidence, asked, judged)
 

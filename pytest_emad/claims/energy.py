@@ -20,12 +20,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from pytest_emad.benchmark.energy import (
     EnergyCounter,
     EnergyResult,
-    NoEnergyReason,
     counter_to_power_ratio,
     measure_energy_pairs,
     measure_refresh_seconds,
@@ -85,11 +85,11 @@ def answer_energy(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     return Answer(verdict, evidence.corpus, evidence.fingerprint, Attachments(notes=notes))
 
 
-def make_energy_evidence_from_results(energies: Mapping[int, EnergyResult | NoEnergyReason]) -> EnergyEvidence:
+def make_energy_evidence_from_results(energies: Mapping[int, EnergyResult | Absent]) -> EnergyEvidence:
     """Evidence for EMAD-N1 from energies by batch size: readings from a device, or replayed ones."""
     found = {}
     for rows, each in energies.items():
-        if isinstance(each, NoEnergyReason):
+        if isinstance(each, Absent):
             return each.reason
         adaptive, full = (ByPair(each.joules_per_token_by_pair(arm)) for arm in ARMS)
         found[rows] = adaptive, full, *(ByPair(each.relative_resolution(arm)) for arm in ARMS)
@@ -103,16 +103,14 @@ def format_energy_note(energies: EnergyResult) -> str:
     return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
 
 
-def open_energy_counter(
-    stepper: Stepper, packages: bool = False
-) -> AbstractContextManager[EnergyCounter | NoEnergyReason]:
+def open_energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[EnergyCounter | Absent]:
     """NVML's counter of the model's GPU, or the reason for none.
 
     ``packages``: the processor's counter (RAPL), for a model without GPU.
     """
     places = {stepper.device, *stepper.devices}
     if len(places) > 1:
-        return nullcontext(NoEnergyReason(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+        return nullcontext(Absent(f"the model lies on {len(places)} devices, and a counter sees one of them"))
     if stepper.device.type == "cpu" and packages:
         return nullcontext(open_rapl())
     return open_nvml_counter(find_device_uuid(stepper.device))
@@ -124,24 +122,22 @@ def find_device_uuid(device: torch.device) -> str | None:
 
 
 def measure_energy_by_batch_size(
-    evidence: ModelMeasurements, counter: EnergyCounter | NoEnergyReason
-) -> dict[int, EnergyResult | NoEnergyReason]:
+    evidence: ModelMeasurements, counter: EnergyCounter | Absent
+) -> dict[int, EnergyResult | Absent]:
     """Batch size → its windows; stops at the first that cannot be measured."""
-    energies: dict[int, EnergyResult | NoEnergyReason] = {}
+    energies: dict[int, EnergyResult | Absent] = {}
     for rows in evidence.study.budget.batch_sizes:
         energies[rows] = (
-            counter
-            if isinstance(counter, NoEnergyReason)
-            else measure_energy_against_full_depth(evidence, counter, rows)
+            counter if isinstance(counter, Absent) else measure_energy_against_full_depth(evidence, counter, rows)
         )
-        if isinstance(energies[rows], NoEnergyReason):
+        if isinstance(energies[rows], Absent):
             break
     return energies
 
 
 def measure_energy_against_full_depth(
     evidence: ModelMeasurements, counter: EnergyCounter, rows: int
-) -> EnergyResult | NoEnergyReason:
+) -> EnergyResult | Absent:
     """Joules and tokens of full depth and of the timed point, for requests of the same shape as the timed ones.
 
     Raises:
@@ -165,7 +161,7 @@ def measure_energy_against_full_depth(
         subject.open_audited_decoder(latency.most_saving_point, max_rows=rows) as adaptive,
     ):
         refresh = measure_refresh_seconds(counter)
-        if isinstance(refresh, NoEnergyReason):
+        if isinstance(refresh, Absent):
             return refresh
         at_full = arm(full)
         agreement = counter_to_power_ratio(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
@@ -176,16 +172,12 @@ def measure_energy_against_full_depth(
             counter,
             synchronize=full.synchronize,
         )
-    return (
-        energies if isinstance(energies, NoEnergyReason) else add_counter_checks_to_result(energies, refresh, agreement)
-    )
+    return energies if isinstance(energies, Absent) else add_counter_checks_to_result(energies, refresh, agreement)
 
 
-def add_counter_checks_to_result(
-    energies: EnergyResult, refresh_s: float, agreement: float | NoEnergyReason
-) -> EnergyResult:
+def add_counter_checks_to_result(energies: EnergyResult, refresh_s: float, agreement: float | Absent) -> EnergyResult:
     """``energies`` with the counter's refresh time and its agreement with the power readings."""
-    if isinstance(agreement, NoEnergyReason):
+    if isinstance(agreement, Absent):
         said = [f"no self-check: {agreement.reason}"]
     else:
         said = [f"counted over integrated power: {agreement:.2f}"]

@@ -7,7 +7,7 @@ steeper profile gains more (E11). One matrix embeds and unembeds (E13).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from pytest_emad.claims.base import (
     Answer,
     ClaimContext,
     Question,
-    add_flop_evidence_grade_leg,
+    make_context_with_flop_evidence,
     make_model_question,
     make_unmet_quality_verdict,
 )
@@ -38,7 +38,6 @@ from pytest_emad.statistics.legs import (
     build_measured_count_leg,
     build_measured_estimate_leg,
     unmeasured_leg,
-    verdict_from_legs,
 )
 from pytest_emad.statistics.rates import (
     estimate_entropy_changes,
@@ -72,27 +71,22 @@ def decide_entropy_profile(found: EntropySums, asked: ClaimContext) -> Verdict:
     threshold = asked.claim.thresholds["entropy_rise_nats"]
     steps = estimate_entropy_changes(*found, threshold=threshold, rng=asked.rng)
     tests = [
-        asked.make_leg_test(format_step_name(layer), step, "above", threshold)
+        asked.make_leg_test(f"layer {layer} → {layer + 1}", step, "above", threshold, on=str(layer))
         for layer, step in enumerate(steps, start=1)
     ]
     slope = estimate_entropy_slope(*found, threshold=threshold, rng=asked.rng)
     return asked.decide_tests(tests, [build_measured_estimate_leg("slope over all layers", slope, threshold=threshold)])
 
 
-def format_step_name(layer: int) -> str:
-    """The leg of the step from ``layer`` to the next."""
-    return f"layer {layer} → {layer + 1}"
-
-
 def answer_entropy_profile(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E1 from the evaluation trace; attaches each layer's readout quality, and rises of the profile."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if absent := evidence.subject.absent_quality:
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     traces = evidence.traces
     verdict = decide_entropy_profile(traces.entropy_sums, asked)
     profile = traces.profile
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
-    rises = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
+    rises = {leg.on: leg.estimate for leg in verdict.legs if leg.outcome == "falsified"}
     rows = make_layer_readout_quality_rows(traces.evaluation.fully_read_trace, targets, rises)
     table = AttachedTable(f"readouts by layer on {evidence.corpus}", rows, "entropy profile")
     said = [each for each in (*iterate_profile_warnings(profile), describe_corrections(profile)) if each]
@@ -105,8 +99,8 @@ def make_layer_readout_quality_rows(
 ) -> list[dict[str, Any]]:
     """A row per layer: mean entropy, share of echoed inputs, and share of agreement with the last layer.
 
-    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: step → its rise, nats, if
-    proven.
+    ``targets``: probe layer → isotonic target of the calibration text, nats. ``rises``: layer, as text → rise from it
+    to the next, nats, if proven.
     """
     columns = zip(
         trace.entropy_nats.mean(axis=0),
@@ -119,7 +113,7 @@ def make_layer_readout_quality_rows(
         {
             "layer": layer,
             "mean entropy, nats": float(entropy),
-            "shown rise, nats": rises.get(format_step_name(layer - 1)),
+            "shown rise, nats": rises.get(str(layer - 1)),
             "target, nats": targets.get(layer),
             "echo %": float(echo),
             "agrees with last %": float(agrees),
@@ -168,10 +162,8 @@ def decide_probe_cost(found: ProbeShares, asked: ClaimContext) -> Verdict:
     legs = [leg for own in by_geometry for leg in own]
     if not legs:
         return asked.unmeasured("no geometry was counted")
-    verdict = verdict_from_legs(asked.claim, asked.model, legs, headline=by_geometry[0])
-    if by_geometry[0]:
-        return verdict
-    return replace(verdict, reason=f"{asked.model} is too shallow for a probe at these strides; {verdict.reason}")
+    shallow = "" if by_geometry[0] else f"{asked.model} is too shallow for a probe at these strides"
+    return asked.combine_legs(legs, headline=by_geometry[0], notes=[shallow])
 
 
 def answer_probe_cost(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -422,10 +414,8 @@ def answer_profile_slope_gain(evidence: ModelMeasurements, asked: ClaimContext) 
     """From the evaluation trace, and the sweep of margins on validation."""
     verdict = make_unmet_quality_verdict(evidence, asked)
     if verdict is None:
-        verdict = decide_profile_slope_gain(
-            (evidence.traces.entropy_sums, measure_best_margin_gain(evidence.baseline_comparison)), asked
-        )
-        verdict = add_flop_evidence_grade_leg(verdict, evidence.flop_verification)
+        found = evidence.traces.entropy_sums, measure_best_margin_gain(evidence.baseline_comparison)
+        verdict = decide_profile_slope_gain(found, make_context_with_flop_evidence(evidence, asked))
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

@@ -22,11 +22,16 @@ from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.replay.losses import PointLoss, point_losses
 from pytest_emad.audit.tolerances import measured_tolerance
-from pytest_emad.claims.base import Answer, ClaimContext, Question, add_flop_evidence_grade_leg
+from pytest_emad.claims.base import Answer, ClaimContext, Question, make_context_with_flop_evidence
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.operating_points import NllPair
 from pytest_emad.measurements.traces import documents_of_windows
-from pytest_emad.statistics.legs import build_measured_count_leg, decide_legs, verdict_from_errors_and_tolerance
+from pytest_emad.statistics.legs import (
+    build_measured_count_leg,
+    decide_legs,
+    legs_from_errors_and_tolerance,
+    verdict_from_errors_and_tolerance,
+)
 from pytest_emad.statistics.rates import estimate_perplexity_rise
 from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import Leg, Outcome, Verdict
@@ -126,16 +131,16 @@ def decide_block_count(found: BlockCounts, asked: ClaimContext) -> Verdict:
     """
     executed, decided, full = found
     errors = {"executed blocks = Σ D_t": np.abs(executed - decided).astype(float)}
-    verdict = verdict_from_errors_and_tolerance(asked.claim, asked.model, errors, 0.0)
+    legs = legs_from_errors_and_tolerance(asked.claim, errors, 0.0)
     if not full.sum():
-        return verdict
-    if verdict.verdict == "survived" and decided.sum() == full.sum():
+        return asked.combine_legs(legs)
+    if decided.sum() == full.sum() and all(leg.outcome == "survived" for leg in legs):
         return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
     shares = [
         build_measured_count_leg(name, blocks.sum() / full.sum(), len(full), "share of full depth's blocks")
         for name, blocks in (("executed", executed), ("E[D_t] / L", decided))
     ]
-    return asked.combine_legs([*verdict.legs, *shares])
+    return asked.combine_legs([*legs, *shares])
 
 
 def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -148,7 +153,7 @@ def answer_block_count(evidence: ModelMeasurements, asked: ClaimContext) -> Answ
         if not decoder.capabilities.counted:
             raise Unsupported("the decoder does not count its work")
         found = count_blocks(evidence, decoder)
-    verdict = add_flop_evidence_grade_leg(decide_block_count(found, asked), evidence.flop_verification)
+    verdict = decide_block_count(found, make_context_with_flop_evidence(evidence, asked))
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
@@ -198,18 +203,20 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
     the copy, so no bridge is needed.
     """
     claim, saved = asked.claim, found.net_reduction
-    reduction = build_measured_count_leg(f"{found.point}: reduction", saved, len(found.sums[2]), "net FLOP reduction")
+    point, documents = found.point, len(found.sums[2])
+    reduction = build_measured_count_leg(
+        f"{point}: reduction", saved, documents, "net FLOP reduction", point=point, kind="reduction"
+    )
     invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
     if saved < smallest:
         legs = [reduction, invariant]
         if invariant.outcome == "falsified":
             return asked.combine_legs(legs)
-        reason = f"{found.point}, calibrated on the copy, saves {100 * saved:.1f} %"
-        none = asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}")
-        return replace(none, legs=tuple(legs))
+        reason = f"{point}, calibrated on the copy, saves {100 * saved:.1f} %"
+        return asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}", legs)
     bound = claim.thresholds["perplexity_rise"]
     estimate = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    test = asked.make_leg_test(f"{found.point}: perplexity", estimate, "above", bound)
+    test = asked.make_leg_test(f"{point}: perplexity", estimate, "above", bound, point=point, kind="perplexity")
     return asked.combine_legs([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 
@@ -222,8 +229,8 @@ def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
 
 def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E12 by decoding token by token; the reference is the copy's own full depth."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if absent := evidence.subject.absent_quality:
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     try:
         int8 = int8_copy(evidence.loaded)
     except BadArgument as refusal:

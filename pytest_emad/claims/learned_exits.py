@@ -6,9 +6,11 @@ No claim here applies to weights without quality. EMAD-X2 is in ``calibration_pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from emad_ref.absent import Absent
 from emad_ref.record import Floats
 from pytest_emad.claims.base import (
     Answer,
@@ -39,7 +41,7 @@ from pytest_emad.statistics.rates import (
     draw_document_counts,
     required_resamples,
 )
-from pytest_emad.statistics.verdicts import Leg, Verdict
+from pytest_emad.statistics.verdicts import Leg, LegIdentity, Verdict
 
 SIDES = 2  # a criterion fails by its saving or by its loss
 
@@ -48,16 +50,17 @@ SIDES = 2  # a criterion fails by its saving or by its loss
 class CriterionEvidence:
     """``full``: full depth on the evaluated documents, with FLOPs as work.
 
-    ``chosen``     the point chosen on validation, decoded; None without one, for the reason ``why``.
+    ``chosen``     the point chosen on validation, decoded, or why there is none.
     ``criteria``   all screened criteria, at their best setting.
     ``slack``      the largest net share that an oracle saves at the threshold's loss; None: not measured.
+    ``task_legs``  measures the loss of each task at the chosen point, for a row that applies.
     """
 
     full: FullDepthBaseline
-    chosen: DocumentLossAndWork | None
+    chosen: DocumentLossAndWork | Absent
     criteria: Sequence[DocumentLossAndWork]
     slack: float | None
-    why: str = ""
+    task_legs: Callable[[], Sequence[Leg]] = tuple
 
 
 def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
@@ -75,24 +78,24 @@ def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) ->
     beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
     if found.slack is not None and found.slack <= most:
         said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
-        return replace(asked.not_applicable(f"{said}; leave this model alone"), legs=tuple(beside))
+        return asked.not_applicable(f"{said}; leave this model alone", beside)
     resamples = required_resamples(1 + asked.other_legs)
     draws = draw_document_counts(len(found.full.tokens), resamples, asked.rng)
     chosen = _chosen_point(found, asked, draws)
     legs = decide_legs(chosen)
-    if found.criteria or found.chosen is None:
+    if found.criteria or isinstance(found.chosen, Absent):
         legs += decide_legs([_any_left(found, asked, draws, chosen)], asked.other_legs)
-    return asked.combine_legs([*legs, *beside])
+    return asked.combine_legs([*legs, *beside, *found.task_legs()])
 
 
 def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) -> list[LegTest]:
     """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
-    if found.chosen is None:
+    if isinstance(found.chosen, Absent):
         return []
-    saving, rise = _sides(found, found.chosen, asked, draws)
+    name, (saving, rise) = found.chosen.name, _sides(found, found.chosen, asked, draws)
     tests = [
-        asked.make_leg_test(f"{found.chosen.name}: net saving", saving, "below", _least(asked)),
-        asked.make_leg_test(f"{found.chosen.name}: perplexity", rise, "above", _most(asked)),
+        asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=name, kind="reduction"),
+        asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=name, kind="perplexity"),
     ]
     return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
 
@@ -110,7 +113,8 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     name, shown = f"any of {len(found.criteria)} criteria", [test.leg.p_survive for test in chosen]
     survive = max((1.0 if p is None else p for p in shown), default=1.0)
     if not found.criteria:
-        documents, said = len(found.full.tokens), found.why or "nothing was screened"
+        documents = len(found.full.tokens)
+        said = found.chosen.reason if isinstance(found.chosen, Absent) else "nothing was screened"
         unscreened = Leg(name, "inconclusive", None, None, documents, None, "", said)
         return LegTest(unscreened, "documents", lambda error: None)  # more documents do not decide it
     sides = [(one, *_sides(found, one, asked, draws)) for one in found.criteria]
@@ -120,7 +124,9 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     bad: Side = "below" if by_saving else "above"
     threshold = _least(asked) if by_saving else _most(asked)
     tested = asked.make_leg_test(name, seen, bad, threshold)
-    said = f"{nearest.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
+    said = f"{nearest.name} is least sure to fail"
+    if isinstance(found.chosen, Absent):
+        said += f"; {found.chosen.reason}"
     if tested.leg.p_falsify is None:  # too few documents; its reason mentions it
         return tested
     leg = replace(tested.leg, p_falsify=p, p_survive=survive, reason=said)
@@ -151,15 +157,14 @@ def answer_any_criterion_saves(evidence: ModelMeasurements, asked: ClaimContext)
     """Answer EMAD-X1 from the exit's decoded point, every replayed criterion, and the oracle."""
     if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
-    verdict = decide_any_criterion_saves(gather_criterion_evidence(evidence.exit_evaluation), asked)
-    beside = () if verdict.verdict == "not applicable" else _task_legs(evidence)
-    return Answer(replace(verdict, legs=(*verdict.legs, *beside)), evidence.corpus, evidence.fingerprint)
+    found = replace(gather_criterion_evidence(evidence.exit_evaluation), task_legs=partial(_task_legs, evidence))
+    return Answer(decide_any_criterion_saves(found, asked), evidence.corpus, evidence.fingerprint)
 
 
 def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
     """Estimated loss of each task, without programs, at the chosen point; empty without one."""
     point = evidence.exit_evaluation.recommended_point
-    if point is None:
+    if isinstance(point, Absent):
         return ()
     legs = []
     for task in evidence.task_scores.replayed_task_names:
@@ -168,7 +173,8 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
             full, adaptive, evidence.task_scores.compute_chance_or_majority_accuracy(task), saving=1.0
         )
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
-        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason))
+        identity = LegIdentity(point=point.name, kind="task", on=task)
+        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason, **identity))
     return tuple(legs)
 
 
@@ -179,7 +185,6 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
         beyond.recommended_point_costs,
         beyond.criterion_losses_and_work,
         beyond.oracle_saving_bound,
-        beyond.exit.why_none,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,25 +39,28 @@ def make_timed_arms(pair: PairMeasurements, timed: TimingResult, arms: Iterable[
     return found
 
 
-def answer_unmet_routing_premise(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
-    """Not applicable without meaningful scores or a better large model; unmeasured without tasks; else None."""
-    reason = pair.routing_rules.routing_unavailable_reason()
-    if not reason:
-        return None
-    if reason == pair.routing_rules.no_scorable_task_reason():
-        return make_answer_from_pair_verdict(pair, asked.unmeasured(reason))
-    return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+def answer_unmet_routing_premise(
+    pair: PairMeasurements, asked: ClaimContext, legs: Callable[[], Sequence[Leg]] = tuple
+) -> Answer | None:
+    """Not applicable without meaningful scores or a better large model; unmeasured without tasks; else None.
+
+    ``legs``: measures what the verdict of an unmet premise lists.
+    """
+    absent = pair.routing_rules.absent_premise()
+    return None if absent is None else make_answer_from_pair_verdict(pair, asked.lacking(absent, legs()))
 
 
-def answer_unmet_writing_premise(pair: PairMeasurements, asked: ClaimContext) -> Answer | None:
+def answer_unmet_writing_premise(
+    pair: PairMeasurements, asked: ClaimContext, legs: Callable[[], Sequence[Leg]] = tuple
+) -> Answer | None:
     """As ``answer_unmet_routing_premise``; also not applicable if no task worth routing has written answers."""
-    if absent := answer_unmet_routing_premise(pair, asked):
+    if absent := answer_unmet_routing_premise(pair, asked, legs):
         return absent
     if pair.routing_rules.written_tasks_worth_routing:
         return None
     tasks = ", ".join(pair.routing_rules.tasks_worth_routing)
     return make_answer_from_pair_verdict(
-        pair, asked.not_applicable(f"{tasks}: options are read, no token is emitted that could be looked at")
+        pair, asked.not_applicable(f"{tasks}: options are read, no token is emitted that could be looked at", legs())
     )
 
 

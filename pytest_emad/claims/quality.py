@@ -57,12 +57,10 @@ from pytest_emad.statistics.legs import (
     build_measured_estimate_leg,
     decide_legs,
     interval_if_finite,
-    limit_verdict_to_worst_legs,
     unmeasured_leg,
-    verdict_from_legs,
 )
 from pytest_emad.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
-from pytest_emad.statistics.verdicts import Claim, Leg, Verdict
+from pytest_emad.statistics.verdicts import Claim, Leg, LegIdentity, Verdict
 
 SHOWN = 20  # number of listed legs, worst first
 USEFUL = 0.15  # net FLOP reduction below which the paper makes no claim about a point
@@ -88,7 +86,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
     Raises:
         BadArgument: a net reduction that is no share, and as in ``rates`` and ``shares``.
     """
-    claim, smallest = asked.claim, asked.claim.thresholds["flop_reduction"]
+    smallest = asked.claim.thresholds["flop_reduction"]
     if not found.points:
         return asked.not_applicable("no operating point was put forward")
     _require_shares(found.points)
@@ -99,13 +97,12 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
         said = (
             f"none of {len(found.points)} points saves {100 * smallest:g} % of FLOPs; the best {100 * best:.1f} % net"
         )
-        return replace(asked.not_applicable(said), legs=tuple(idle))
+        return asked.not_applicable(said, idle)
     tests, listed = _quality_legs(saving, asked)
-    legs = [*decide_legs(tests, asked.other_legs), *idle, *listed]
-    verdict = asked.combine_legs(legs)
-    if shown is not None and len(legs) > shown:
-        verdict = limit_verdict_to_worst_legs(verdict, shown)
-    return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
+    # a requested task without a score is a leg, so that the row cannot survive
+    missing = [unmeasured_leg(f"task {name}", reason) for name, reason in found.unmeasured.items()]
+    legs = [*decide_legs(tests, asked.other_legs), *idle, *listed, *missing]
+    return asked.combine_legs(legs, notes=[_describe_worst_task(saving)], listed=shown)
 
 
 def _require_shares(points: Sequence[PointMeasurements]) -> None:
@@ -119,15 +116,8 @@ def _require_shares(points: Sequence[PointMeasurements]) -> None:
 def _too_small(point: PointMeasurements, smallest: float) -> Leg:
     reason = f"saves {100 * point.net_reduction:.1f} % net, less than {100 * smallest:g} %"
     name, unit = f"{point.name}: reduction", "net FLOP reduction"
-    return Leg(name, "not applicable", point.net_reduction, None, 0, smallest, unit, reason)
-
-
-def _with_unmeasured(verdict: Verdict, reasons: Mapping[str, str], claim: Claim) -> Verdict:
-    """The verdict with an unmeasured leg for every requested task without a score, so that the row cannot survive."""
-    if verdict.verdict == "not applicable" or not reasons:
-        return verdict
-    missing = [unmeasured_leg(f"task {name}", reason) for name, reason in reasons.items()]
-    return verdict_from_legs(claim, verdict.model, [*verdict.legs, *missing])
+    identity = LegIdentity(point=point.name, kind="reduction")
+    return Leg(name, "not applicable", point.net_reduction, None, 0, smallest, unit, reason, **identity)
 
 
 def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> tuple[list[LegTest], list[Leg]]:
@@ -141,9 +131,12 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     for point in points:
         for corpus, arms in point.perplexity.items():
             rise = estimate_perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
-            tests.append(asked.make_leg_test(format_perplexity_leg_name(point.name, corpus), rise, "above", bound))
+            identity = LegIdentity(point=point.name, kind="perplexity", on=corpus)
+            name = f"{point.name}: perplexity on {corpus}"
+            tests.append(asked.make_leg_test(name, rise, "above", bound, **identity))
         if not point.perplexity:
-            listed.append(unmeasured_leg(f"{point.name}: perplexity", "no corpus was scored"))
+            name = f"{point.name}: perplexity"
+            listed.append(unmeasured_leg(name, "no corpus was scored", point=point.name, kind="perplexity"))
         accuracy, tasks = _accuracy(point, claim)
         listed += tasks
         if isinstance(accuracy, LegTest):
@@ -153,34 +146,39 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     return tests, listed
 
 
-def format_perplexity_leg_name(point: str, corpus: str) -> str:
-    """The name of a point's leg on a corpus."""
-    return f"{point}: perplexity on {corpus}"
-
-
 def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, list[Leg]]:
     """(The accuracy leg of one point, a reporting leg for each task)."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: estimate_task_drop(held, threshold) for task, held in point.tasks.items()}
     tasks = [
-        build_measured_estimate_leg(f"{point.name}: {task}", drop, point.tasks[task].exclusion_reason, threshold)
+        build_measured_estimate_leg(
+            f"{point.name}: {task}",
+            drop,
+            point.tasks[task].exclusion_reason,
+            threshold,
+            point=point.name,
+            kind="task",
+            on=task,
+        )
         for task, drop in drops.items()
     ]
+    identity = LegIdentity(point=point.name, kind="accuracy")
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
     if not counting:
-        return unmeasured_leg(name, f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two"), tasks
+        said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two"
+        return unmeasured_leg(name, said, **identity), tasks
     if len(counting) < FEWEST:
         (drop,) = counting.values()
         remedy = "name a second task that counts: --emad-tasks"
         said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two; {remedy}"
         alone = replace(
-            build_measured_estimate_leg(name, drop, said, threshold),
+            build_measured_estimate_leg(name, drop, said, threshold, **identity),
             outcome="inconclusive",
             good="lower",
             remedy=remedy,
         )
         return alone, tasks
-    return _partial_conjunction(name, counting, point.tasks, claim), tasks
+    return _partial_conjunction(name, identity, counting, point.tasks, claim), tasks
 
 
 def estimate_task_drop(task: TaskAccuracy, threshold: float) -> Estimate:
@@ -198,7 +196,7 @@ def describe_uncounted_tasks(tasks: Mapping[str, TaskAccuracy]) -> str:
 
 
 def _partial_conjunction(
-    name: str, drops: Mapping[str, Estimate], tasks: Mapping[str, TaskAccuracy], claim: Claim
+    name: str, identity: LegIdentity, drops: Mapping[str, Estimate], tasks: Mapping[str, TaskAccuracy], claim: Claim
 ) -> LegTest:
     """Test whether two or more counting tasks lose more than the threshold; the value is the second-worst loss."""
     threshold, least = claim.thresholds["accuracy_drop"], claim.minimum.get("items", 0)
@@ -219,6 +217,7 @@ def _partial_conjunction(
         p_falsify=simes_pvalue(above[1:]),
         p_survive=simes_pvalue(below[-2:]),
         good="lower",
+        **identity,
     )
 
     def needed(error: float) -> int | None:
@@ -243,8 +242,8 @@ def simes_pvalue(pvalues: Sequence[float]) -> float:
     return float(false_discovery_control(np.asarray(pvalues, dtype=np.float64), method="bh").min())
 
 
-def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdict:
-    """The verdict; its reason names the counting task with the largest loss at any point."""
+def _describe_worst_task(points: Sequence[PointMeasurements]) -> str:
+    """The counting task with the largest loss at any point; "" without one."""
     losses = [
         (full - adaptive, task, point.name)
         for point in points
@@ -253,10 +252,9 @@ def _with_worst(verdict: Verdict, points: Sequence[PointMeasurements]) -> Verdic
         for full, adaptive in [held.accuracies]
     ]
     if not losses:
-        return verdict
+        return ""
     loss, task, name = max(losses)
-    worst = f"worst task that counts: {task} loses {100 * loss:z.1f} points at {name}"
-    return replace(verdict, reason=f"{verdict.reason}; {worst}")
+    return f"worst task that counts: {task} loses {100 * loss:z.1f} points at {name}"
 
 
 # ---------------------------------------------------------------- EMAD-F1 and its literal reading
@@ -282,9 +280,9 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         evidence.task_scores.unavailable_reasons,
     )
     verdict = decide_quality(found, asked)
-    by_leg = {leg.name: leg.interval for leg in verdict.legs}
-    names = [loss.point.name for loss in points.selected_evaluation_losses]
-    intervals = {name: by_leg.get(format_perplexity_leg_name(name, evidence.corpus)) for name in names}
+    intervals = {
+        leg.point: leg.interval for leg in verdict.legs if (leg.kind, leg.on) == ("perplexity", evidence.corpus)
+    }
     attachments = make_point_attachments(points, intervals) + make_task_attachments(points)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, attachments)
 
@@ -345,18 +343,21 @@ def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -
     claim = asked.claim
     bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
     rise = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    legs = [asked.make_leg_test(f"{found.name}: perplexity", rise, "above", bound)]
+    point = found.name
+    legs = [asked.make_leg_test(f"{point}: perplexity", rise, "above", bound, point=point, kind="perplexity")]
     least = claim.thresholds["accuracy_drop"]
     drops = {task: estimate_task_drop(held, least) for task, held in found.tasks.items()}
     counting = [task for task, held in found.tasks.items() if held.is_counted]
-    legs += [asked.make_leg_test(f"{found.name}: {task}", drops[task], "above", least) for task in counting]
+    at_task = {task: LegIdentity(point=point, kind="task", on=task) for task in found.tasks}
+    legs += [asked.make_leg_test(f"{point}: {task}", drops[task], "above", least, **at_task[task]) for task in counting]
     beside = [
-        build_measured_estimate_leg(f"{found.name}: {task}", drops[task], held.exclusion_reason, least)
+        build_measured_estimate_leg(f"{point}: {task}", drops[task], held.exclusion_reason, least, **at_task[task])
         for task, held in found.tasks.items()
         if not held.is_counted
     ]
     if found.tasks and len(counting) < FEWEST:
-        beside.append(unmeasured_leg(f"{found.name}: accuracy", describe_uncounted_tasks(found.tasks)))
+        said = describe_uncounted_tasks(found.tasks)
+        beside.append(unmeasured_leg(f"{point}: accuracy", said, point=point, kind="accuracy"))
     return asked.decide_tests(legs, beside)
 
 

@@ -6,7 +6,7 @@ quality.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -94,9 +94,7 @@ def decide_switching_vs_speculation_speed(found: SwitchingVsSpeculationEvidence,
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
         shown = build_measured_estimate_leg(score.name, held, score.reason, found.score.kept)
-        return replace(
-            asked.not_applicable(_score_not_kept(found.score, held)), legs=(*_numbers(gains), shown, *beside)
-        )
+        return asked.not_applicable(_score_not_kept(found.score, held), [*_numbers(gains), shown, *beside])
     tests = [asked.make_leg_test(name, gain, "below", threshold) for name, (gain, threshold) in gains.items()]
     return asked.decide_tests(tests, [score, *beside])
 
@@ -145,9 +143,9 @@ def _score_leg(score: SwitchingScore, held: Estimate, asked: ClaimContext) -> Le
     It is the claim's premise and no leg of it: at 5 % on either side, without correction.
     """
     name = f"score kept on {score.task} by {score.rule}; speculation loses none"
-    (leg,) = decide_legs([asked.make_leg_test(name, held, "below", score.kept)])
-    if leg.outcome == "survived" and score.saving < score.wanted:
-        return replace(leg, outcome="inconclusive", reason=f"saves only {score.saving:.1%}, not {score.wanted:.1%}")
+    short = "" if score.saving >= score.wanted else f"saves only {score.saving:.1%}, not {score.wanted:.1%}"
+    test = replace(asked.make_leg_test(name, held, "below", score.kept), cannot_survive=short)
+    (leg,) = decide_legs([test])
     return leg
 
 
@@ -160,25 +158,24 @@ def _score_not_kept(score: SwitchingScore, held: Estimate) -> str:
 
 def answer_switching_vs_speculation_speed(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-F2 from the timed rivals on the task most worth routing; without one, list their ratios."""
-    absent = answer_unmet_writing_premise(pair, asked)
-    if absent and pair.models.quality_unavailable_reason:
-        return absent  # the weights decide which model writes which token, and so the time
-    timed = pair.latency.switching_timings
-    arms, not_run = make_timed_arms(pair, timed, SWITCHING_ARMS), pair.latency.transformers_arms.absent
-    attachments = Attachments(notes=(pair.latency.describe_timing(timed),))
-    if absent:
-        verdict = replace(
-            absent.verdict, legs=make_unscored_timing_legs(arms, pair.latency.n_new_tokens, asked, not_run)
-        )
-        return make_answer_from_pair_verdict(pair, verdict, attachments)
-    return make_answer_from_pair_verdict(
-        pair,
-        decide_switching_vs_speculation_speed(
-            SwitchingVsSpeculationEvidence(arms, pair.latency.n_new_tokens, _switching_score(pair, asked), not_run),
-            asked,
-        ),
-        attachments,
-    )
+    if pair.models.absent_quality and (unscored := answer_unmet_writing_premise(pair, asked)):
+        return unscored  # the weights decide which model writes which token, and so the time
+
+    def time_switching_arms() -> Mapping[str, TimedArm]:
+        return make_timed_arms(pair, pair.latency.switching_timings, SWITCHING_ARMS)
+
+    def measure_unscored_legs() -> Sequence[Leg]:
+        absent = pair.latency.transformers_arms.absent
+        return make_unscored_timing_legs(time_switching_arms(), pair.latency.n_new_tokens, asked, absent)
+
+    answer = answer_unmet_writing_premise(pair, asked, measure_unscored_legs)
+    if answer is None:
+        arms, not_run = time_switching_arms(), pair.latency.transformers_arms.absent
+        score = _switching_score(pair, asked)
+        found = SwitchingVsSpeculationEvidence(arms, pair.latency.n_new_tokens, score, not_run)
+        answer = make_answer_from_pair_verdict(pair, decide_switching_vs_speculation_speed(found, asked))
+    note = pair.latency.describe_timing(pair.latency.switching_timings)
+    return replace(answer, attachments=Attachments(notes=(note,)))
 
 
 def _switching_score(pair: PairMeasurements, asked: ClaimContext) -> SwitchingScore:
@@ -244,7 +241,7 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     beside = [*_idle_tasks(found), *_speculation_beside(found, emad)]
     if reason := found.unusable or _nothing_to_lose(found):
         numbers = [build_measured_estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
-        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+        return asked.not_applicable(reason, [*numbers, *beside])
     tests = [asked.make_leg_test(against, speed, "below", fastest) for against, speed in speeds.items()]
     tests += [asked.make_leg_test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
     return asked.decide_tests(tests, beside)
@@ -326,15 +323,15 @@ def _drafted(name: str, arm: TimedArm, emad: TimedArm) -> list[Leg]:
 
 def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-R5 at the large model's most saving point that survives F1; accuracy as in F1."""
-    if reason := pair.models.quality_unavailable_reason:
-        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+    if absent := pair.models.absent_quality:
+        return make_answer_from_pair_verdict(pair, asked.lacking(absent))
     point, unusable = choose_point_and_unusable_reason(pair.large, asked)
     timed = pair.latency.time_emad_arms(point)
     scored = pair.large.task_scores
     tasks = {task: scored.measure_accuracy_against_full_depth(task, point) for task in scored.accuracy_tasks}
     exit_layer = next(iter(pair.models.drafting_exit_layers), None)
-    arms, absent = make_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
-    found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, absent)
+    arms, not_run = make_timed_arms(pair, timed, EMAD_ARMS), pair.latency.transformers_arms.absent
+    found = SpeculationEvidence(arms, pair.latency.n_new_tokens, point.name, exit_layer, tasks, unusable, not_run)
     return make_answer_from_pair_verdict(
         pair, decide_against_speculation(found, asked), Attachments(notes=(pair.latency.describe_timing(timed),))
     )
@@ -374,8 +371,8 @@ def decide_composed_speculation(found: ComposedSpeculation, asked: ClaimContext)
 
 def answer_composed_speculation(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-E8. Raises AuditRefutedError if speculation's output differs from its verifier's beyond ties."""
-    if reason := pair.models.quality_unavailable_reason:
-        return make_answer_from_pair_verdict(pair, asked.not_applicable(reason))
+    if absent := pair.models.absent_quality:
+        return make_answer_from_pair_verdict(pair, asked.lacking(absent))
     full, emad = (pair.small.subject.full_depth_point, pair.large.subject.full_depth_point), pair.latency.emad_point
     depths = {
         NONE: full,

@@ -9,10 +9,11 @@ trained ones and have no quality to lose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
@@ -45,6 +46,7 @@ from pytest_emad.measurements.study import Study
 from pytest_emad.measurements.traces import documents_of_windows
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import (
+    LegTest,
     build_measured_count_leg,
     build_measured_estimate_leg,
     decide_legs,
@@ -92,7 +94,7 @@ class SpeedupEvidence:
         return dict(sorted({**self.batches, **self.swept}.items()))
 
 
-def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
+def decide_speedup(found: SpeedupEvidence, asked: ClaimContext, also: Sequence[Leg] = ()) -> Verdict:
     """EMAD-F2, X3: a leg per batch size and baseline: the speed-up against ``speedup_ratio``.
 
     Choosing the fastest baseline by measured time would favour noise. So the row survives only if the point is faster
@@ -102,9 +104,12 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
 
     Other batch sizes (``swept``) are only listed, since more legs would make each harder to pass. Timed requests that
     contradict their record (``audit.spot_checks``) falsify the row, even if other legs are absent.
+
+    Args:
+        also: further legs, which are only listed.
     """
     if not found.batches:
-        return asked.unmeasured("no batch size was timed")
+        return asked.unmeasured("no batch size was timed", also)
     threshold = asked.claim.thresholds["speedup_ratio"]
     ratios = dict(_ratios(found.batches, threshold))
     broken = _checks(found)
@@ -114,18 +119,16 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext) -> Verdict:
         beside.append(
             Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
         )
+    beside += also
     if found.unusable:
         numbers = [build_measured_estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
             return asked.combine_legs(legs)
-        return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
-    tests = [asked.make_leg_test(name, ratio, "below", threshold) for name, ratio in ratios.items()]
-    legs = [_slower(leg) for leg in decide_legs(tests, asked.other_legs)]
-    verdict = asked.combine_legs([*broken, *legs, *beside])
-    if lies or not found.swept:
-        return verdict
-    return replace(verdict, reason=f"{verdict.reason}; {estimate_batch_size_limit(found.all_batches).description}")
+        return asked.not_applicable(found.unusable, legs)
+    tests = [_test_speedup(asked.make_leg_test(name, ratio, "below", threshold)) for name, ratio in ratios.items()]
+    gain_ends = "" if lies or not found.swept else estimate_batch_size_limit(found.all_batches).description
+    return asked.combine_legs([*broken, *decide_legs(tests, asked.other_legs), *beside], notes=[gain_ends])
 
 
 def estimate_batch_size_limit(batches: Mapping[int, TimedBatch]) -> BatchSizeLimit:
@@ -149,11 +152,11 @@ def _swept(found: SpeedupEvidence, threshold: float) -> list[Leg]:
     return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.description)]
 
 
-def _slower(leg: Leg) -> Leg:
-    """Falsify the leg if its interval proves that the baseline is faster."""
-    if leg.outcome != "inconclusive" or leg.interval is None or leg.p_falsify is None or leg.interval[1] >= 1:
-        return leg
-    return replace(leg, outcome="falsified", reason="slower than this baseline: the whole interval lies below 1×")
+def _test_speedup(test: LegTest) -> LegTest:
+    """The test, which falsifies the leg if its interval proves that the baseline is faster."""
+    if test.leg.interval is None or test.leg.interval[1] >= 1:
+        return test
+    return replace(test, surely_fails="slower than this baseline: the whole interval lies below 1×")
 
 
 def _ratios(batches: Mapping[int, TimedBatch], threshold: float) -> Iterator[tuple[str, Estimate]]:
@@ -181,9 +184,8 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
 
 def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """Answer EMAD-F2 on the most saving proposed point that EMAD-F1 does not falsify; attaches its table row."""
-    if evidence.subject.is_seq2seq:
-        reason = evidence.subject.quality_unavailable_reason
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    if evidence.subject.is_seq2seq and (absent := evidence.subject.absent_quality):
+        return Answer(asked.lacking(absent), evidence.corpus, evidence.fingerprint)
     point, unusable, timed = time_chosen_point(evidence, asked)
     found = measure_speedup(evidence, point, unusable, timed)
     attachments = make_speedup_attachments(found, evidence, point, asked) + Attachments(
@@ -276,10 +278,11 @@ def choose_point_and_unusable_reason(evidence: ModelMeasurements, asked: ClaimCo
     It is the most saving of the points that EMAD-F1 judges and does not falsify, with the reason "". Without one it is
     the most saving of all points.
     """
-    if not evidence.loaded.trained:
+    absent = evidence.subject.absent_quality
+    if absent is not None:
         reason = (
-            f"no usable point: {evidence.subject.quality_unavailable_reason}, and a speed-up is worth what quality it "
-            "keeps; the ratios are measured all the same (--emad-require speed asks for weights that were trained)"
+            f"no usable point: {absent.reason}, and a speed-up is worth what quality it keeps; the ratios are measured "
+            "all the same (--emad-require speed asks for weights that were trained)"
         )
         return evidence.latency.most_saving_point, reason
     f1 = asked.verdict_of("EMAD-F1", evidence)
@@ -314,8 +317,8 @@ def answer_learned_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext
     if unjudged := answer_unmet_learned_exit_premise(evidence, asked):
         return unjudged
     point = evidence.exit_evaluation.recommended_point
-    if point is None:
-        verdict = asked.not_applicable(f"no exit to time: {evidence.exit_evaluation.exit.why_none}")
+    if isinstance(point, Absent):
+        verdict = asked.not_applicable(f"no exit to time: {point.reason}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {_describe_verdict(x1, asked)}"
@@ -343,8 +346,7 @@ def decide_self_speculation(found: SelfSpeculationEvidence, asked: ClaimContext)
     output is judged, and their ratios show where the gain ends (``decoding.self_speculation``). The row does not apply
     to random weights, which draft as fast as trained ones but never right.
     """
-    verdict = decide_speedup(_one_row_decides(found[0]), asked)
-    return replace(verdict, legs=(*verdict.legs, *_other_lossless_ways(*found)))
+    return decide_speedup(_one_row_decides(found[0]), asked, _other_lossless_ways(*found))
 
 
 def _one_row_decides(raced: SpeedupEvidence) -> SpeedupEvidence:
@@ -447,7 +449,7 @@ def decide_backfill_speedup(found: BackfillEvidence, asked: ClaimContext) -> Ver
     if found.skipped < LEAST_SKIPPED:
         reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
         numbers = [build_measured_estimate_leg(name, ratio) for name, ratio in ratios.items()]
-        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+        return asked.not_applicable(reason, [*numbers, *beside])
     return asked.judge_against_threshold(ratios, "above", threshold, beside)
 
 
@@ -466,9 +468,9 @@ def answer_backfill_speedup(evidence: ModelMeasurements, asked: ClaimContext) ->
         requests.compute_skipped_share(next(iter(exact)), evidence.subject.stepper.layers),
     )
     notes: tuple[str, ...] = (evidence.latency.describe_timing("repairs", {1: requests}),)
-    if not evidence.subject.quality_unavailable_reason:
-        if refusal := evidence.replay_validity.replay_invalid_reason:
-            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
+    if evidence.subject.absent_quality is None:
+        if refused := evidence.replay_validity.absent_replay:
+            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refused.reason}",)
         else:
             saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}

@@ -132,7 +132,7 @@ def _charge_legs(task: str, charged: SwitchingRuleCosts, parameters: tuple[float
 def answer_catch_up(pair: PairMeasurements, asked: ClaimContext) -> Answer:
     """Answer EAD-H2, with each rule once, even if it is nearest to both savings."""
     sizes, rules = pair.models.parameters, pair.routing_rules
-    tasks = [] if pair.models.quality_unavailable_reason else rules.written_tasks_worth_routing[:TASKS]
+    tasks = [] if pair.models.absent_quality is not None else rules.written_tasks_worth_routing[:TASKS]
     charged = {}
     for task in tasks or rules.decodable_tasks[:1]:
         nearest = dict.fromkeys(rules.find_rule_nearest_saving(task, saving) for saving in pair.savings)

@@ -20,22 +20,22 @@ TableFunction = Callable[[ModelMeasurements], Attachments]
 
 def make_pareto_tables(evidence: ModelMeasurements) -> Attachments:
     """Table of the best point of every family of rules at each net reduction."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        raise Unsupported(reason)
+    if absent := evidence.subject.absent_quality:
+        raise Unsupported(absent.reason)
     return evidence.baseline_comparison.make_pareto_tables()
 
 
 def make_early_exit_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every early-exit rule, minimum layer and task: exit, score, FLOPs by part and in total."""
     if absence := evidence.early_exits.absent_premise:
-        raise Unsupported(absence[1])
+        raise Unsupported(absence.reason)
     return tabulate_rules_of_all_tasks(evidence.early_exits)
 
 
 def make_margin_explorer_table(evidence: ModelMeasurements) -> Attachments:
     """Table of every margin of the sweep with one short text, for the page's explorer."""
-    if reason := evidence.subject.quality_unavailable_reason:
-        raise Unsupported(reason)
+    if absent := evidence.subject.absent_quality:
+        raise Unsupported(absent.reason)
     return make_explorer_tables(evidence.points)
 
 

@@ -26,6 +26,7 @@ from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Literal
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.text.documents import SPLITS
 from pytest_emad.cli.arguments import (
@@ -164,7 +165,7 @@ def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator
     if args.lossless and exit.drafting is None:
         remedy = "emad screen found none that is faster; leave out --lossless"
         raise BadArgument("lossless", True, "an exit with drafts", remedy)
-    if exit.drafting is not None and (args.lossless or exit.lossy is None):
+    if exit.drafting is not None and (args.lossless or isinstance(exit.lossy, Absent)):
         return stream_self_speculation(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
     return stream(loaded, args.prompt, exit.point, args.tokens, **sampling)
 

@@ -59,8 +59,8 @@ TableRow = dict[str, Any]
 
 def require_available_quality_and_replay(evidence: ModelMeasurements) -> None:
     """Raise Unsupported if quality cannot be judged, or replay does not hold for the decoder under test."""
-    if reason := evidence.subject.quality_unavailable_reason or evidence.replay_validity.replay_invalid_reason:
-        raise Unsupported(reason)
+    if absent := evidence.subject.absent_quality or evidence.replay_validity.absent_replay:
+        raise Unsupported(absent.reason)
 
 
 def probes_at_stride(layers: int, stride: int) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import stop_run_on_error
 from emad_ref.record import Floats, Ints
 from emad_ref.text.seq2seq_pairs import SourceTarget, TextTask, generate_source_target_pairs
@@ -102,10 +103,9 @@ class EarlyExitTasks:
         return {name: reason for name, reason in self._reasons.items() if reason}
 
     @property
-    def no_task_reason(self) -> str:
-        """Reason for no available task; "" if there is one."""
-        reasons = self._reasons
-        return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
+    def absent_tasks(self) -> Absent | None:
+        """Why no task is available; None if one is."""
+        return None if self.names else Absent("; ".join(dict.fromkeys(self._reasons.values())))
 
     @property
     def corpus(self) -> str:

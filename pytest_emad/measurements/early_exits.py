@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.learn_then_test import require_textual_consistency_losses
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.exit_rules import early_exit_point
@@ -385,9 +385,6 @@ def count_timed_flops(
 # ------------------------------------------------------------ all of one model
 
 
-Absence = tuple[Literal["not applicable", "unmeasured"], str]  # (missing premise or data, reason for no items)
-
-
 class EarlyExitMeasurements:
     """Answers and readings of one encoder-decoder, each decoded once and kept.
 
@@ -401,19 +398,19 @@ class EarlyExitMeasurements:
         self._read: dict[str, LayerReadings] = {}
 
     @property
-    def absent_premise(self) -> Absence | None:
+    def absent_premise(self) -> Absent | None:
         """The first absent premise of all claims about early exits; None if items are available."""
         loaded = self.subject.loaded
         if not self.subject.is_seq2seq:
-            return "not applicable", "the claim needs an encoder-decoder model, not a decoder-only model"
+            return Absent("the claim needs an encoder-decoder model, not a decoder-only model", "premise")
         if not loaded.trained:
-            return "not applicable", "random weights: confidence and score of noise say nothing"
+            return Absent("random weights: confidence and score of noise say nothing", "premise")
         if loaded.tokenizer is None:
-            return "unmeasured", "the model came without a tokenizer, and the tasks are text"
+            return Absent("the model came without a tokenizer, and the tasks are text")
         if not can_use_paper_settings(loaded.geometry):
             few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens"
-            return "not applicable", f"{few}: no room for the paper's settings"
-        return ("unmeasured", none) if (none := self.task_items.no_task_reason) else None
+            return Absent(f"{few}: no room for the paper's settings", "premise")
+        return self.task_items.absent_tasks
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -524,12 +521,14 @@ class EarlyExitMeasurements:
         return self.subject.name == PRETRAINED
 
     @cached_property
-    def tuning_twin_or_reason(self) -> EarlyExitMeasurements | str:
-        """The same model before or after tuning, or the reason for none."""
+    def tuning_twin(self) -> EarlyExitMeasurements | Absent:
+        """The same model before or after tuning."""
         name = TWINS.get(self.subject.name)
         if name is None:
-            return f"only {' and '.join(TWINS)} are one model before and after tuning"
-        return self._beside(name) if name in bundled_model_names() else f"{name} does not come with this package"
+            return Absent(f"only {' and '.join(TWINS)} are one model before and after tuning", "premise")
+        if name not in bundled_model_names():
+            return Absent(f"{name} does not come with this package", "premise")
+        return self._beside(name)
 
 
 # ------------------------------------------------------------ tables

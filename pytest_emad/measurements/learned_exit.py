@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import EmptyCorpus, take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -93,16 +94,12 @@ class ExitEvaluation:
     @property
     def exit(self) -> Exit:
         """The exit, attached to the judge's model, from which decoders' copies take it."""
-        assert isinstance(self._exit_or_reason, Exit), "the caller checks ``exit_unavailable_reason``"
-        return self._exit_or_reason
-
-    @property
-    def exit_unavailable_reason(self) -> str:
-        """Reason for no exit; "" if there is one."""
-        return "" if isinstance(self._exit_or_reason, Exit) else self._exit_or_reason
+        assert not isinstance(self.exit_if_any, Absent), "the caller checks ``exit_if_any``"
+        return self.exit_if_any
 
     @cached_property
-    def _exit_or_reason(self) -> Exit | str:
+    def exit_if_any(self) -> Exit | Absent:
+        """The exit that was brought, or else the one that a screening finds."""
         subject, path = self.subject, self.subject.study.exit
         if path is not None:
             return self._brought(path)
@@ -112,7 +109,7 @@ class ExitEvaluation:
         try:
             return screen(subject.loaded, settings, progress=True).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:
-            return f"no exit was brought ({OPTION} FILE), and none can be found here: {error}"
+            return Absent(f"no exit was brought ({OPTION} FILE), and none can be found here: {error}")
 
     def _brought(self, path: Path) -> Exit:
         loaded = self.subject.loaded
@@ -124,15 +121,15 @@ class ExitEvaluation:
         return loaded_exit.attach(loaded)
 
     @property
-    def recommended_point(self) -> OperatingPoint | None:
-        """The lossy point that screening recommends, or None."""
+    def recommended_point(self) -> OperatingPoint | Absent:
+        """The lossy point that screening recommends, or why it recommends none."""
         return self.exit.lossy
 
     @property
-    def exact_kv_point(self) -> OperatingPoint | None:
-        """``recommended_point`` with exact K and V above exits, for audits against the model; None without one."""
+    def exact_kv_point(self) -> OperatingPoint | Absent:
+        """``recommended_point`` with exact K and V above exits, for audits against the model."""
         point = self.recommended_point
-        if point is None or point.schedule in REPLAYED:
+        if isinstance(point, Absent) or point.schedule in REPLAYED:
             return point
         return replace(point, name=f"{point.name}, exact K and V", schedule=FREE_DEPTH, translators=None)
 
@@ -144,7 +141,7 @@ class ExitEvaluation:
             Unsupported: the decoder declines the exit's point.
         """
         point = self.recommended_point
-        if point is None or self.subject.has_reference_decoder:
+        if isinstance(point, Absent) or self.subject.has_reference_decoder:
             return ""
         with self.subject.open_decoder(point):
             pass  # raises if the decoder declines
@@ -192,10 +189,10 @@ class ExitEvaluation:
         return FullDepthBaseline(full, self._tokens)
 
     @cached_property
-    def recommended_point_costs(self) -> DocumentLossAndWork | None:
+    def recommended_point_costs(self) -> DocumentLossAndWork | Absent:
         """Costs of the exit's own point as it decodes, everything charged."""
-        if self.recommended_point is None:
-            return None
+        if isinstance(self.recommended_point, Absent):
+            return self.recommended_point
         stepper = self.subject.stepper
         geometry = self.subject.loaded.geometry
         sequences = self._traces.evaluation_windows
@@ -208,7 +205,7 @@ class ExitEvaluation:
     @cached_property
     def _fed(self) -> list[TeacherForcedText]:
         """The evaluated texts, decoded at the exit's point."""
-        assert self.recommended_point is not None, "an exit with a point"
+        assert not isinstance(self.recommended_point, Absent), "an exit with a point"
         named = f"{self.subject.name}: decoding at {self.recommended_point.name}"
         return teacher_force_at_point(
             self.subject.stepper, self._traces.evaluation_windows, self.recommended_point, progress=named
@@ -420,7 +417,9 @@ def iterate_method_component_exchanges(evaluation: ExitEvaluation, traces: LensT
             among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
             yield f"{each.part} {among}", before, after
     exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_costs
-    if exact is not None and chosen is not None and exact is not evaluation.recommended_point:
+    if isinstance(exact, Absent) or isinstance(chosen, Absent):
+        return
+    if exact is not evaluation.recommended_point:
         columns = replay_point_columns_on_split(evaluation.evaluation_traces, [exact], geometry)
         yield "K/V", chosen, evaluation.make_document_costs(f"the exit, {exact.name}", columns, 1)
 

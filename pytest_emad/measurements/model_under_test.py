@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.calibration_run import iterate_worker_traces
 from emad_ref.calibration.trace import Trace, TraceOptions, take_trace, trace_and_assemble_batches
 from emad_ref.calibration.windows import (
@@ -191,11 +192,11 @@ class ModelUnderTest:
         return "wikitext"
 
     @property
-    def quality_unavailable_reason(self) -> str:
-        """Why quality rows of plain documents do not apply; empty if they do."""
+    def absent_quality(self) -> Absent | None:
+        """Why quality rows of plain documents do not apply; None if they do."""
         if not self.loaded.trained:
-            return "random weights: perplexity and accuracy of noise say nothing"
-        return ENCODER_DECODER_REFUSAL if self.is_seq2seq else ""
+            return Absent("random weights: perplexity and accuracy of noise say nothing", "premise")
+        return Absent(ENCODER_DECODER_REFUSAL, "premise") if self.is_seq2seq else None
 
     @property
     def is_seq2seq(self) -> bool:

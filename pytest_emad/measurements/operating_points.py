@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
-from emad_ref.exit_rules import format_numbers_distinctly, rename_point_with_margin
+from emad_ref.exit_rules import format_numbers_distinctly, name_of_margin
 from emad_ref.models.tokenizers import decode_tokens, describe_loss_above_chance
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Unsupported
@@ -88,7 +88,7 @@ class CandidatePoints:
             margins[SELECTED] = self.selected_margin_loss.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
-            point = rename_point_with_margin(profile.point(margin), text)
+            point = replace(profile.point(margin), name=name_of_margin(text, bins=profile.bins))
             roles[point] = (*roles.get(point, ()), role)
         return roles
 
@@ -207,6 +207,7 @@ def _row(
         "name": loss.point.name,
         "roles": list(points.roles_by_point.get(loss.point, ())),
         "family": loss.point.family,
+        "margin_nats": loss.point.margin_nats,
         "corpus": subject.corpus,
         "window_tokens": subject.window_size,
         "mean_depth": loss.mean_depth,
@@ -312,6 +313,7 @@ def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[st
     return {
         "point": loss.point.name,
         "put forward as": ", ".join(points.roles_by_point.get(loss.point, ())),
+        "corpus": points.subject.corpus,
         "margin, nats": loss.point.margin_nats,
         "mean depth": loss.mean_depth,
         "net reduction %": loss.net_reduction,

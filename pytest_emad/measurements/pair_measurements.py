@@ -65,7 +65,7 @@ class PairMeasurements:
     @property
     def corpus(self) -> str:
         """Corpus of the pair: the world's tasks, the named lm-eval tasks, or plain documents without either."""
-        scored = self.answers.scorable_tasks if not self.models.quality_unavailable_reason else {}
+        scored = self.answers.scorable_tasks if self.models.absent_quality is None else {}
         own = [WORLD] if not all(task.published for task in scored.values()) else []
         named = [name for name, task in scored.items() if task.published]
         return ", ".join([*own, *named]) or TEXTS

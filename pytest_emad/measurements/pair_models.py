@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
@@ -66,9 +67,9 @@ class PairModels:
         return "+".join(evidence.fingerprint for evidence in self.both)
 
     @property
-    def quality_unavailable_reason(self) -> str:
-        """Reason why scores are meaningless; empty if they are meaningful."""
-        return self.small.subject.quality_unavailable_reason or self.large.subject.quality_unavailable_reason
+    def absent_quality(self) -> Absent | None:
+        """Why scores are meaningless; None if they are meaningful."""
+        return self.small.subject.absent_quality or self.large.subject.absent_quality
 
     # ------------------------------------------------------------ cost
 

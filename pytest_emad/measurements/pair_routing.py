@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule, rolling_means
 from emad_ref.record import Floats
@@ -134,7 +135,7 @@ class RoutingRules:
     @property
     def decodable_tasks(self) -> list[str]:
         """Decodable tasks: those worth routing first, then others, then texts without a score. Never empty."""
-        if self.answers.models.quality_unavailable_reason:
+        if self.answers.models.absent_quality is not None:
             return [TEXTS]
         others = [
             task
@@ -156,19 +157,22 @@ class RoutingRules:
             f"is {100 * WORTH_ROUTING:.0f} points better: {reasons or 'no task'}"
         )
 
-    def no_scorable_task_reason(self) -> str:
-        """Reason for no task; empty if there is one."""
+    def absent_tasks(self) -> Absent | None:
+        """Why no task can be scored; None if one can."""
         if self.answers.scorable_tasks:
-            return ""
+            return None
         unmeasured = self.answers.models.large.task_scores.published.unavailable_reasons
         unread = "; ".join(f"{task}: {reason}" for task, reason in unmeasured.items())
-        return f"no task whose answers are right or wrong: name some with --emad-tasks ({unread or 'none is named'})"
+        named = f"name some with --emad-tasks ({unread or 'none is named'})"
+        return Absent(f"no task whose answers are right or wrong: {named}")
 
-    def routing_unavailable_reason(self) -> str:
-        """Reason why EAD cannot be judged on this pair; empty if it can."""
-        if reason := self.answers.models.quality_unavailable_reason or self.no_scorable_task_reason():
-            return reason
-        return "" if self.tasks_worth_routing else f"{self.tasks_not_worth_routing_note}; there is nothing to route"
+    def absent_premise(self) -> Absent | None:
+        """Why EAD cannot be judged on this pair; None if it can."""
+        if absent := self.answers.models.absent_quality or self.absent_tasks():
+            return absent
+        if self.tasks_worth_routing:
+            return None
+        return Absent(f"{self.tasks_not_worth_routing_note}; there is nothing to route", "premise")
 
     # ------------------------------------------------------------ families of rules
 

@@ -19,11 +19,11 @@ from scipy.stats import permutation_test, spearmanr
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules import EMAD_FAMILY
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
 from emad_ref.replay.grids import (
-    EMAD_FAMILY,
     SAVING_LEVELS,
     SETTINGS_PER_FAMILY,
     NetSavingFunction,

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -193,13 +194,11 @@ class ReplayValidity:
         return self._checked[point]
 
     @property
-    def replay_invalid_reason(self) -> str:
-        """Reason why replay allows no conclusion about this decoder; "" unless the bridge failed."""
-        return (
-            ""
-            if self.bridge_finding.passed is not False
-            else f"replay does not predict this decoder: {self.bridge_finding.detail}"
-        )
+    def absent_replay(self) -> Absent | None:
+        """Why replay allows no conclusion about this decoder; None unless the bridge failed."""
+        if self.bridge_finding.passed is not False:
+            return None
+        return Absent(f"replay does not predict this decoder: {self.bridge_finding.detail}", "premise")
 
 
 def _cut_sequence(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:

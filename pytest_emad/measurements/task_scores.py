@@ -551,7 +551,7 @@ class TaskScores:
 
     def _make_items(self, split: Split) -> tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]:
         subject = self._subject
-        if subject.quality_unavailable_reason:
+        if subject.absent_quality is not None:
             return {}, {}
         if subject.corpus.startswith("world:"):
             count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)

@@ -31,7 +31,7 @@ from pytest_emad.report.provenance import DISTRIBUTION
 from pytest_emad.report.schema import BadReport, Report
 from pytest_emad.report.tables import ABSENT, claim_rows, operating_point_rows
 from pytest_emad.statistics import number_format
-from pytest_emad.statistics.gate import UNDECIDED, claim_title
+from pytest_emad.statistics.gate import UNDECIDED, claim_title, find_deciding_leg
 from pytest_emad.statistics.verdicts import Claim, load_register
 
 # options for selection, output and gates, which do not affect measurements
@@ -470,17 +470,22 @@ def _claim_move(old: Entry, new: Entry) -> NumberMove:
     """Move of the number that decides in ``new``."""
     if old["unit"] != new["unit"]:
         return ""
-    before, after = (_deciding_leg(entry) for entry in (old, new))
-    if before is None or after is None or before["name"] == after["name"]:
+    before, after = (find_deciding_leg(entry) for entry in (old, new))
+    if before is None or after is None or _identity(before) == _identity(after):
         return _move(old, new, _bad_side(old, new))
     same = _same_leg(old, after)
     return "another" if same is None else _move(same, after, _bad_side(new, old))
 
 
 def _same_leg(entry: Entry, leg: Entry) -> Entry | None:
-    """The leg of ``entry`` with the name and unit of ``leg``."""
-    named = (leg["name"], leg["unit"])
-    return next((one for one in entry["legs"] if (one["name"], one["unit"]) == named), None)
+    """The leg of ``entry`` that is about the same as ``leg``, in the same unit."""
+    wanted = (_identity(leg), leg["unit"])
+    return next((one for one in entry["legs"] if (_identity(one), one["unit"]) == wanted), None)
+
+
+def _identity(leg: Entry) -> tuple[str, str, str]:
+    """What a leg is about, apart from its unit."""
+    return leg["point"], leg["kind"], leg["on"]
 
 
 def _move(old: Entry, new: Entry, bad: int) -> NumberMove:
@@ -507,7 +512,7 @@ def _bad_side(*entries: Entry | None) -> int:
     """Side of the threshold on which a claim fails: +1 above, −1 below, 0 if no leg in this unit shows it."""
     for entry in entries:
         if entry is not None:
-            legs = [leg for leg in (_deciding_leg(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
+            legs = [leg for leg in (find_deciding_leg(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
             for one in ({**entry, "outcome": entry["verdict"]}, *legs):
                 if side := _bad_side_of_leg(one):
                     return side
@@ -527,11 +532,6 @@ def _bad_side_of_leg(leg: Entry) -> int:
     return side if falsify < survive else -side
 
 
-def _deciding_leg(entry: Entry) -> Entry | None:
-    """The leg whose numbers the row shows."""
-    return next((leg for leg in entry["legs"] if _numbers_of(leg) == _numbers_of(entry)), None)
-
-
 def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
     if old is None or new is None:
         return
@@ -546,8 +546,8 @@ def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
         return
     if None not in (old["threshold"], new["threshold"]) and old["threshold"] != new["threshold"]:
         yield f"another threshold: {_threshold(old)} → {_threshold(new)}"
-    before, after = (_deciding_leg(entry) for entry in (old, new))
-    if before and after and before["name"] != after["name"]:
+    before, after = (find_deciding_leg(entry) for entry in (old, new))
+    if before and after and _identity(before) != _identity(after):
         same = _same_leg(old, after)
         was = "" if same is None else f" (before {claim_rows([{**old, **_numbers_of(same)}])[0]['estimate'].text})"
         yield f"another leg decides: {before['name']} → {after['name']}{was}"

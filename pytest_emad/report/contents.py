@@ -228,6 +228,7 @@ def cost_quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
 
     Families come from the first Pareto table only; later tables are about other text.
     """
+    from emad_ref.exit_rules import EMAD_FAMILY  # imports NumPy, so only on demand
 
     def tables_of(figure: str) -> list[Mapping[str, Any]]:
         return [table for table in report["tables"] if (table.get("figure"), table["model"]) == (figure, model)]
@@ -239,7 +240,7 @@ def cost_quality_rows(report: Report, model: str) -> list[dict[str, Any]]:
             quality = {"net reduction %": point.get("net_reduction"), "rise %": point.get("perplexity_rise")}
             rows.append({"series": FORWARD, **quality, "rise low %": low, "rise high %": high})
     for table in tables_of("pareto")[:1]:
-        own = [row for row in table["rows"] if not row["family"].startswith("EMAD, mean")]
+        own = [row for row in table["rows"] if row["family"] != EMAD_FAMILY]
         rows += [{"series": row["family"], **row} for row in own]
     columns = ("series", "net reduction %", "rise %", "rise low %", "rise high %")
     chosen = [{column: row.get(column) for column in columns} for row in rows]

@@ -14,7 +14,6 @@ from pytest_emad.report.schema import Report
 from pytest_emad.statistics.number_format import ABSENT, format_digits, format_interval, format_percent, format_value
 
 SHADES = 5  # shades of depth; 0 is the shallowest
-MARGINS_ON = "margins on "  # then the corpus: the title of the table of margins
 STOP_NUMBERS = ("mean depth", "net FLOPs saved", "perplexity", "rise of perplexity", "95 % interval")
 VISIBLE_SIGNS = {"\n": "↵\n", "\t": "→\t", "\r": "␍"}
 TableRows = Sequence[Mapping[str, Any]]
@@ -39,14 +38,18 @@ def copy_intervals_to_margins(report: Report) -> Report:
 
     A margin that is an operating point was resampled twice, for the table and for its claim.
     """
-    stated = {(point["model"], point.get("corpus"), point["name"]): point.get("interval") for point in report["points"]}
+    stated = {
+        (point["model"], point.get("corpus"), point["margin_nats"]): point.get("interval")
+        for point in report["points"]
+        if point.get("margin_nats") is not None
+    }
 
-    def row_of(row: Mapping[str, Any], model: str, title: str) -> Mapping[str, Any]:
-        bounds = stated.get((model, title.removeprefix(MARGINS_ON), row["point"]))
+    def row_of(row: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+        bounds = stated.get((model, row["corpus"], row["margin, nats"]))
         return {**row, "rise low %": bounds[0], "rise high %": bounds[1]} if bounds else row
 
     tables = [
-        {**table, "rows": [row_of(row, table["model"], table["title"]) for row in table["rows"]]}
+        {**table, "rows": [row_of(row, table["model"]) for row in table["rows"]]}
         if table.get("figure") == "depth by margin"
         else table
         for table in report["tables"]

@@ -13,7 +13,8 @@
     points      [{"name", …}], see ``tables.operating_point_rows``   notes       [sentence]
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that
                 gave it; "fails": whether gate and options make it fail that test. May say "refused": why the decoder,
-                not the model or the text, left the claim undecided
+                not the model or the text, left the claim undecided. "deciding": index in "legs", or null; "point",
+                "kind" and "on" of a leg: what it is about
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: its name in ``figures.FIGURES``}]
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "claim" of a test of one;
@@ -65,7 +66,7 @@ class BadReport(EmadError):
 
 
 REPORT = FileFormat(
-    "report", 3, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
+    "report", 4, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
 )
 
 

@@ -6,6 +6,10 @@
     a round at p      k = copies, if there are any, else drafts while gate ≤ τ, k ≤ longest;
                       a = the number of these before the first rejected one; emits a + 1 tokens, goes on at p + a + 1
 
+How many tokens a round drafts or copies goes by the number of rows: a round of one row may emit several tokens for the
+price of one, while many rows read the weights once for all of them anyway, and each refused draft costs. So lengths are
+measured once, from one row up, until no length pays (``measure_lengths_by_rows``); the exit stores them.
+
 Drafts are for text that the model writes: greedy continuations of prompts. A separate lens is fitted on such
 continuations, since one fitted on corpus text agrees with them far less often. Rounds of drafting are simulated on
 columns of continuations, exactly at temperature 0.
@@ -23,12 +27,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, states_and_final_log_probs
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, PromptLookup
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, DraftLengths, PromptLookup
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_model_names
@@ -44,6 +49,7 @@ from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.signals import to_numpy_float64
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.timing import (
+    NEW_TOKENS,
     PROMPT_LENGTHS,
     CandidateTime,
     UnitCosts,
@@ -51,6 +57,7 @@ from pytest_emad.screening.timing import (
     predict_candidate_timing_seconds,
     predict_fit_seconds,
     time_candidates,
+    timed_pair_count,
 )
 from pytest_emad.screening.traces import (
     HELD_OUT_TOKENS,
@@ -387,7 +394,7 @@ WORTH_SPEEDUP = 1.05  # speed-up over full depth
 class SelfDraftingResult:
     """Result of the search for a drafting setting.
 
-    ``drafting``: the recommended setting or None, and ``why_none``. ``best``: the fastest timed.
+    ``drafting``: the recommended setting, or why there is none. ``best``: the fastest timed; None without any.
 
     ``spoken``: the lens and gate of the drafts' readout, attached to the model's stepper. On continuations of
     evaluation text: ``agreement``, the share of drafts of its kind that the model itself would emit, and ``tokens``
@@ -395,8 +402,7 @@ class SelfDraftingResult:
     """
 
     best: Drafting | None
-    drafting: Drafting | None
-    why_none: str
+    drafting: Drafting | Absent
     spoken: FittedLens | None = None
     agreement: float | None = None
     tokens: float | None = None
@@ -405,11 +411,13 @@ class SelfDraftingResult:
     @property
     def recommendation_text(self) -> str:
         """Text of the recommendation."""
-        if self.drafting is None or self.time is None:
-            return f"lossless: {self.why_none}"
+        if isinstance(self.drafting, Absent):
+            return f"lossless: {self.drafting.reason}"
+        assert self.time is not None, "a recommended setting was timed"
         return (
             f"lossless: {_in_words(self.drafting, self.agreement or 0.0)}; {self.tokens:.2f} tokens a round, "
-            f"{self.time.fast:.2f}× as fast as full depth, its output unchanged"
+            f"{self.time.fast:.2f}× as fast as full depth with one row, its output unchanged; "
+            f"{_rows_in_words(self.drafting)}"
         )
 
 
@@ -423,6 +431,12 @@ def _in_words(way: Drafting, agreement: float) -> str:
         f"{'as long as its gate lets it' if way.uses_gate else 'always'}, up to {way.longest} tokens a round "
         f"({agreement:.0%} of drafts agree)"
     )
+
+
+def _rows_in_words(way: Drafting) -> str:
+    """The largest batch that drafts."""
+    most = max((lengths.rows for lengths in way.by_rows or ()), default=1)
+    return f"up to {most} rows at once" if most > 1 else "one row at a time"
 
 
 def choose_drafting(
@@ -452,7 +466,7 @@ def choose_drafting(
             progress=progress,
         )
     except (BadArgument, EmptyCorpus) as error:
-        return SelfDraftingResult(None, None, f"no text to draft on: {error}")
+        return SelfDraftingResult(None, Absent(f"no text to draft on: {error}"))
     assert spoken.gate is not None, "a lens for drafts has a gate"
     among = candidate_vocabularies(model.stepper, lessons)
     gates = {layer: restrict_gate_to_layer(spoken.gate, layers, layer) for layer in layers}
@@ -462,17 +476,60 @@ def choose_drafting(
     )
     ways = {name: next(way for way in ranked if _kind(way) == name) for name in dict.fromkeys(map(_kind, ranked))}
     timed = time_candidates(
-        model, {name: make_drafting_generate(model, way) for name, way in ways.items()}, texts.evaluate, settings
+        model, {name: DraftingDecoder(model.stepper, way) for name, way in ways.items()}, texts.evaluate, settings
     )
     fastest = max(timed[1:], key=lambda each: each.fast)
     way = ways[fastest.name]
     (shown_columns,) = read(judged, [way.layer], among=[way.vocabulary])
     rounds = simulate_drafting_rounds(shown_columns, way.threshold, way.longest, way.copied)
-    why = ""
+    found: Drafting | Absent
     if fastest.fast < WORTH_SPEEDUP:
-        why = f"drafting for itself is {fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
+        speedup = f"{fastest.fast:.2f}× as fast as full depth, {WORTH_SPEEDUP:.2f}× is the least"
+        found = Absent(f"drafting for itself is {speedup}")
+    else:
+        found = way = replace(way, by_rows=measure_lengths_by_rows(model, way, texts.evaluate, settings))
     agreement = float(shown_columns.agrees.mean())
-    return SelfDraftingResult(way, None if why else way, why, spoken, agreement, rounds.tokens, fastest)
+    return SelfDraftingResult(way, found, spoken, agreement, rounds.tokens, fastest)
+
+
+ROWS = (2, 4, 8, 16)  # batch sizes at which lengths are measured, while any pays
+
+
+def measure_lengths_by_rows(
+    model: LoadedModel, way: Drafting, text: ScreeningText, settings: ScreeningSettings
+) -> tuple[DraftLengths, ...]:
+    """Lengths of ``way`` for more than one row: at each of ``ROWS`` the fastest of those that the last one suggests.
+
+    The fastest of a few requests is timed again on more, as the choice favours noise. The search ends at the first
+    batch size at which it is not ``WORTH_SPEEDUP`` times as fast as full depth, both times.
+    """
+
+    def speedups(rows: int, tried: Iterable[DraftLengths], pairs: int | None) -> list[tuple[float, DraftLengths]]:
+        named = {f"drafts {each.longest}, copies {each.copied}": each for each in tried}
+        decoders = {
+            name: DraftingDecoder(
+                model.stepper, replace(way, longest=each.longest, copied=each.copied, by_rows=None), max_rows=rows
+            )
+            for name, each in named.items()
+        }
+        timed = time_candidates(model, decoders, text, settings, rows=rows, pairs=pairs)[1:]
+        return [(each.fast, named[each.name]) for each in timed]
+
+    found: list[DraftLengths] = []
+    lengths = way.lengths_at(1)
+    for rows in ROWS:
+        fast, lengths = max(speedups(rows, candidate_lengths(lengths, rows), len(PROMPT_LENGTHS)))
+        if fast < WORTH_SPEEDUP or max(speedups(rows, [lengths], None))[0] < WORTH_SPEEDUP:
+            break
+        found.append(lengths)
+    return tuple(found)
+
+
+def candidate_lengths(before: DraftLengths, rows: int) -> list[DraftLengths]:
+    """Lengths to try with ``rows`` rows: those of fewer rows, half of them, drafts or copies alone; each once."""
+    _, longest, copied = before
+    tried = ((longest, copied), ((longest + 1) // 2, (copied + 1) // 2), (longest, 0), (0, copied))
+    return [DraftLengths(rows, *each) for each in dict.fromkeys(tried) if any(each)]
 
 
 def predict_drafting_seconds(
@@ -498,6 +555,8 @@ def predict_drafting_seconds(
     heads = 1 + len(layers) * (1 + sum(SHARES_OF_VOCABULARY))
     read = written[1] * (costs.forward + heads * costs.head) + written[2] * (costs.forward + 2 * costs.head)
     timed = (1 + KINDS) * predict_candidate_timing_seconds(settings, costs)
+    requests = (1 + LENGTHS) * (1 + len(PROMPT_LENGTHS)) + 2 * (1 + timed_pair_count(settings))
+    timed += len(ROWS) * requests * NEW_TOKENS * costs.batch_step
     return (
         steps * costs.batch_step
         + predict_fit_seconds(plan, written[0], model.stepper.vocabulary_size, costs)
@@ -514,6 +573,7 @@ def _continued_windows(model: LoadedModel, settings: ScreeningSettings) -> tuple
 
 
 KINDS = 3  # timed kinds of drafting: copies, drafts, both
+LENGTHS = 4  # most lengths that are timed at a batch size
 
 
 def _kind(way: Drafting) -> str:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import (
     PAIR_NAME,
     FittedLens,
@@ -36,7 +37,7 @@ from emad_ref.calibration.lens_files import (
     state_translators_to_tensors,
 )
 from emad_ref.decoding.custom_generate import adaptive
-from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.self_speculation import Drafting, DraftLengths
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.file_formats import FileFormat
 from emad_ref.models.loading import LoadedModel
@@ -49,7 +50,7 @@ from pytest_emad.screening.guarantee import Guarantee
 
 @dataclass(frozen=True, eq=False)
 class Exit:
-    """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or None, and ``why_none``.
+    """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or why there is none.
 
     ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: setting of lossless self-speculation; None if it
     is not clearly faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of
@@ -58,13 +59,11 @@ class Exit:
     model's own text (``fit_draft_lens``), if drafts use one.
 
     Raises:
-        BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
-            promise about another point.
+        BadArgument: a point or a draft of another model or lens; a promise about another point.
     """
 
     fitted: FittedLens
-    lossy: OperatingPoint | None = None
-    why_none: str = ""
+    lossy: OperatingPoint | Absent
     guarantee: Guarantee | None = None
     drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
@@ -73,14 +72,12 @@ class Exit:
     spoken: FittedLens | None = None
 
     def __post_init__(self) -> None:
-        if (self.lossy is None) != bool(self.why_none):
-            expected = "a reason where there is no lossy point, and only there"
-            raise BadArgument("exit.why_none", self.why_none, expected)
-        if self.lossy is not None:
-            self._require_own(self.lossy)
+        lossy = None if isinstance(self.lossy, Absent) else self.lossy
+        if lossy is not None:
+            self._require_own(lossy)
         named = None if self.guarantee is None else self.guarantee.chosen
-        if named is not None and (self.lossy is None or named != self.lossy.name):
-            lossy_name = None if self.lossy is None else self.lossy.name
+        if named is not None and (lossy is None or named != lossy.name):
+            lossy_name = None if lossy is None else lossy.name
             raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
         if self.drafting is not None:
             self.drafting.require_fits_model(self.fitted.lens.layers)
@@ -107,7 +104,7 @@ class Exit:
     @property
     def point(self) -> OperatingPoint:
         """The lossy point, or full depth without one."""
-        return full_depth(self.fitted.lens.layers) if self.lossy is None else self.lossy
+        return full_depth(self.fitted.lens.layers) if isinstance(self.lossy, Absent) else self.lossy
 
     def attach(self, model: LoadedModel) -> Exit:
         """Attach lens and translators to ``model`` for the life of its stepper; returns the exit.
@@ -146,8 +143,8 @@ def save_exit(path: Path, learned: Exit) -> None:
     tensors, lens = lens_to_tensors(learned.fitted)
     about = {
         "lens": lens,
-        "lossy": None if learned.lossy is None else json_fields.point_to_json(learned.lossy),
-        "why_none": learned.why_none,
+        "lossy": None if isinstance(learned.lossy, Absent) else json_fields.point_to_json(learned.lossy),
+        "why_none": learned.lossy.reason if isinstance(learned.lossy, Absent) else "",
         "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
         "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),
         "screened": dict(learned.screened),
@@ -190,8 +187,7 @@ def load_exit(path: Path | str) -> Exit:
     model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
     return Exit(
         fitted,
-        None if lossy is None else json_fields.point_from_json(lossy),
-        about["why_none"],
+        Absent(about["why_none"]) if lossy is None else json_fields.point_from_json(lossy),
         None if promise is None else Guarantee.from_json(promise),
         None if drafting is None else _parse_drafting(drafting, tensors),
         about["screened"],
@@ -221,6 +217,7 @@ def _drafting_json(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, 
         "threshold": None if always else drafting.threshold,  # JSON has no infinity
         "lens": drafting.lens,
         "copied": drafting.copied,
+        "by_rows": None if drafting.by_rows is None else [lengths._asdict() for lengths in drafting.by_rows],
     }
 
 
@@ -230,4 +227,7 @@ def _parse_drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     )
     vocabulary = tensors[VOCABULARY_TENSOR].numpy() if VOCABULARY_TENSOR in tensors else None
     threshold = math.inf if about["threshold"] is None else float(about["threshold"])
-    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])
+    by_rows = None if about["by_rows"] is None else tuple(DraftLengths(**lengths) for lengths in about["by_rows"])
+    return Drafting(
+        about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"], by_rows
+    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import Profile
 from emad_ref.errors import BadArgument
-from emad_ref.exit_rules import FULL_READOUT, threshold_point
+from emad_ref.exit_rules import EMAD_FAMILY, FULL_READOUT, threshold_point
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.replay.grids import (
     CHUNK_LENGTHS,
@@ -63,7 +63,7 @@ def published_families(profile: Profile, vocabulary: int, read: Sequence[int] | 
         return replace(emad.point(setting), family="chunked", schedule="chunked", period=chunk)
 
     return [
-        ExitFamily("EMAD, mean − margin", OWN_HEAD, "monotone", (emad,)),
+        ExitFamily(EMAD_FAMILY, OWN_HEAD, "monotone", (emad,)),
         *(
             ExitFamily(signal.label, OWN_HEAD, "monotone", (_threshold_sweep(signal, layers, probes, vocabulary),))
             for signal in _plain_signals()

@@ -113,8 +113,8 @@ class Guarantee:
 
     ``loss``       one of ``BOUNDED_LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
     ``text``       a description of the calibration documents.
-    ``tested``     thresholds from strict to loose up to the first failure; ``chosen``: the last that passed, None: full
-                   depth, which needs no promise.
+    ``tested``     thresholds from strict to loose up to the first failure; ``passed``: index of the last that passed,
+                   ``chosen``; None: full depth, which needs no promise.
     ``capped``     share of calibration documents whose loss reached B, under ``chosen`` or else the strictest.
     ``power``      probability that another calibration set of this size certifies any exit, estimated at the observed
                    losses; ``needed``: documents that make it 80 %. None: none within reach.
@@ -128,11 +128,16 @@ class Guarantee:
     documents: int
     text: str
     tested: tuple[ThresholdTest, ...]
-    chosen: str | None
+    passed: int | None
     capped: float
     power: float
     needed: int | None
     again: float | None
+
+    @property
+    def chosen(self) -> str | None:
+        """Name of the chosen threshold; None: full depth."""
+        return None if self.passed is None else self.tested[self.passed].name
 
     @property
     def statement(self) -> str:
@@ -225,7 +230,7 @@ def certify_losses(
         documents=n,
         text=text,
         tested=tuple(map(ThresholdTest, names[: walk.tested], mean.tolist(), p.tolist())),
-        chosen=None if walk.index is None else names[walk.index],
+        passed=walk.index,
         capped=float((values[:, last] >= kind.cap).mean()),
         power=simulate_certification_power(shares[:, :1], n, tolerance, error, seed=seed),
         needed=documents_needed_to_certify(shares[:, :1], tolerance, error, seed=seed),

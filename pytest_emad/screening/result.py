@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import library_versions
 from emad_ref.models.loading import LoadedModel
@@ -60,10 +61,9 @@ class ScreeningResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A recommendation: ``lossy`` or ``why_none``, as in an exit; its ``guarantee``; its text, ``sentence``."""
+    """A recommendation: ``lossy``, as in an exit; its ``guarantee``; its text, ``sentence``."""
 
-    lossy: OperatingPoint | None
-    why_none: str
+    lossy: OperatingPoint | Absent
     guarantee: Guarantee | None
     sentence: str
 
@@ -108,7 +108,7 @@ def recommend(
     row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), decoded[0])
     if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
         return _no_exit(f"{against}; {room}")
-    promise = certification.promise if certification.promise.chosen == row.point.name else None
+    promise = certification.promise if certification.certified_point == row.point else None
     unpromised = (
         ""
         if promise is not None or certification.certified_point is None
@@ -120,7 +120,7 @@ def recommend(
     )
     statement = certification.promise.statement
     text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{statement}"
-    return Recommendation(row.point, "", promise, text)
+    return Recommendation(row.point, promise, text)
 
 
 def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
@@ -166,7 +166,7 @@ def _share_text(value: float, low: float, high: float) -> str:
 
 
 def _no_exit(why: str) -> Recommendation:
-    return Recommendation(None, why, None, why)
+    return Recommendation(Absent(why), None, why)
 
 
 MACHINE_KEYS = ("time", "threads", "drafts", "seconds", "predicted")  # keys that depend on the machine
@@ -232,11 +232,12 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
 def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
     way = drafts.best
     return {
-        "why_none": drafts.why_none,
+        "why_none": drafts.drafting.reason if isinstance(drafts.drafting, Absent) else "",
         "layer": None if way is None else way.layer,
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.uses_gate,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
+        "by_rows": [lengths._asdict() for lengths in (way.by_rows if way is not None else None) or ()],
         "agreement": drafts.agreement,
         "tokens": drafts.tokens,
         "seconds": None if drafts.time is None else drafts.time.seconds,

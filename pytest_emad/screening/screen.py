@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import take_trace
@@ -51,7 +52,6 @@ from pytest_emad.screening.timing import (
     CandidateTime,
     choose_points_to_time,
     format_predicted_duration,
-    make_greedy_generate,
     measure_unit_costs,
     predict_phase_seconds,
     time_candidates,
@@ -104,12 +104,12 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     )
     record = screening_to_json(result, recommendation)
     signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
-    named = None if recommendation.lossy is None else recommendation.lossy.translators
-    drafting = result.drafts.drafting
+    lossy = recommendation.lossy
+    named = None if isinstance(lossy, Absent) else lossy.translators
+    drafting = None if isinstance(result.drafts.drafting, Absent) else result.drafts.drafting
     return Exit(
         result.fitted,
-        recommendation.lossy,
-        recommendation.why_none,
+        lossy,
         recommendation.guarantee,
         drafting,
         record,
@@ -157,7 +157,7 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
-        ways = {name: make_greedy_generate(WalkedDecoder(model.stepper, point)) for name, point in points.items()}
+        ways = {name: WalkedDecoder(model.stepper, point) for name, point in points.items()}
         return time_candidates(model, ways, texts.evaluate, settings)
 
     timed = run("timing", time_points)

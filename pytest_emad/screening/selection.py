@@ -26,7 +26,7 @@ from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel
-from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.point import EXACT_FREE, OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.replay import losses
@@ -189,7 +189,7 @@ class PointSelector:
 def charged_flops_by_window(traced: TextTracesByReadout, replayed: ReplayResult, geometry: Geometry) -> Floats:
     """[windows] FLOPs of decoding; free depth is charged for copying K and V above exits."""
     trace = traced.trace_for_point(replayed.point)
-    free = replayed.point.schedule.startswith("free")
+    free = replayed.point.schedule in EXACT_FREE
     return (
         sequence_flops_with_fill_cost(trace, replayed, geometry)
         if free
@@ -379,7 +379,7 @@ class Certification:
     @property
     def certified_point(self) -> OperatingPoint | None:
         """The point that ``promise`` certifies; None without one."""
-        return next((point for point in self.tried if point.name == self.promise.chosen), None)
+        return None if self.promise.passed is None else self.tried[self.promise.passed]
 
 
 def fit_state_translators(

@@ -20,7 +20,6 @@ from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.lens_fit import LensPlan
 from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after, readout_columns
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.models.generation import Generate
 from emad_ref.models.loading import LoadedModel
@@ -43,14 +42,14 @@ PAIRS = 9  # three per prompt length
 
 @dataclass(frozen=True)
 class CandidateTime:
-    """``seconds`` per token at batch 1, and ``fast``: the speed-up over full depth of the same decoder."""
+    """``seconds`` per token of a row, and ``fast``: the speed-up over full depth of the same decoder."""
 
     name: str
     seconds: float
     fast: float
 
 
-def make_greedy_generate(decoder: WalkedDecoder | DraftingDecoder) -> Generate:
+def make_greedy_generate(decoder: WalkedDecoder) -> Generate:
     """Make a function that generates one prompt at a time, greedily, without a stop token."""
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
 
@@ -61,26 +60,33 @@ def timed_pair_count(settings: ScreeningSettings) -> int:
 
 
 def time_candidates(
-    model: LoadedModel, candidates: Mapping[str, Generate], text: ScreeningText, settings: ScreeningSettings
+    model: LoadedModel,
+    candidates: Mapping[str, WalkedDecoder],
+    text: ScreeningText,
+    settings: ScreeningSettings,
+    *,
+    rows: int = 1,
+    pairs: int | None = None,
 ) -> list[CandidateTime]:
-    """Times of full depth and then ``candidates``, after prompts of ``text``; empty if no window holds a prompt.
+    """Times of full depth and then ``candidates``, on batches of ``rows`` prompts of ``text``.
+
+    ``pairs``: ``timed_pair_count`` by default. Empty without candidates, or if no window holds a prompt.
 
     Raises:
         BadArgument: as ``time_pairs``.
     """
-    pairs = timed_pair_count(settings)
+    pairs = timed_pair_count(settings) if pairs is None else pairs
     new = min(NEW_TOKENS, model.stepper.max_positions // 2)
-    prompts = list(islice(_prompts(text, model.stepper.max_positions - new), 1 + pairs))
-    if not prompts or not candidates:
+    batches = list(islice(_prompt_batches(text, model.stepper.max_positions - new, rows), 1 + pairs))
+    if not batches or not candidates:
         return []
 
-    def request(generate: Generate, pair: int) -> None:
-        generate(prompts[pair % len(prompts)], new)
+    def request(decoder: WalkedDecoder, pair: int) -> None:
+        decoder.generate(batches[pair % len(batches)], new)
 
-    full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers))
-    arms = {FULL_DEPTH: make_greedy_generate(full), **candidates}
+    full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers), max_rows=rows)
     timed = time_pairs(
-        {name: partial(request, generate) for name, generate in arms.items()},
+        {name: partial(request, decoder) for name, decoder in {FULL_DEPTH: full, **candidates}.items()},
         pairs,
         np.random.default_rng(settings.seed),
         synchronize=full.synchronize,
@@ -89,11 +95,16 @@ def time_candidates(
     return [CandidateTime(name, spent / (pairs * new), seconds[FULL_DEPTH] / spent) for name, spent in seconds.items()]
 
 
-def _prompts(text: ScreeningText, room: int) -> Iterator[Prompt]:
-    """Openings of windows, each with the next of ``PROMPT_LENGTHS`` that fits it and ``room``."""
-    for number, window in enumerate(text.windows):
-        length = PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]
-        yield Prompt(window.tokens[: min(length, len(window.tokens), room)])
+def _prompt_batches(text: ScreeningText, room: int, rows: int) -> Iterator[list[Prompt]]:
+    """Batches of openings of consecutive windows, each batch cut to the next of ``PROMPT_LENGTHS`` that fits.
+
+    The windows start again at the first if they are fewer than ``rows``.
+    """
+    windows = text.windows
+    for number in range(len(windows)):
+        own = [windows[(number * rows + row) % len(windows)] for row in range(rows)]
+        length = min(PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)], room, *(len(window.tokens) for window in own))
+        yield [Prompt(window.tokens[:length]) for window in own]
 
 
 def choose_points_to_time(

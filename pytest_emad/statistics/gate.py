@@ -53,7 +53,7 @@ def format_measurement_and_requirement(claim: Mapping[str, Any]) -> str:
     """
     if claim["estimate"] is None:
         return str(claim["reason"])
-    if claim["verdict"] == "falsified" and claim["threshold"] is None and (leg := _deciding(claim)):
+    if claim["verdict"] == "falsified" and claim["threshold"] is None and (leg := find_deciding_leg(claim)):
         return str(leg["reason"] or claim["reason"])
     needs = format_requirement(claim)
     result = f"found {format_quantity(claim['estimate'], claim['unit'], claim['interval'])}"
@@ -61,18 +61,15 @@ def format_measurement_and_requirement(claim: Mapping[str, Any]) -> str:
 
 
 def deciding_leg_name(claim: Mapping[str, Any]) -> str:
-    """The name of the leg whose numbers the claim reports, "" if none of its listed legs has them."""
-    return str(_deciding(claim).get("name", ""))
+    """The name of the leg whose number the claim reports; "" without a number, whose reason names the leg."""
+    leg = find_deciding_leg(claim)
+    return "" if leg is None or claim["estimate"] is None else str(leg["name"])
 
 
-def _deciding(claim: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The leg whose numbers the claim reports, {} if none of its listed legs has them."""
-    keys = ("estimate", "interval", "threshold")
-    legs = [leg for leg in claim["legs"] if all(leg[key] == claim[key] for key in keys)]
-    if claim["estimate"] is None or not legs:
-        return {}
-    # n of a claim that lists only its worst legs counts the judged ones
-    return next((leg for leg in legs if leg["n"] == claim["n"]), legs[0])
+def find_deciding_leg(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The leg that decided the claim (``Verdict.deciding``); None for a claim that no leg decides."""
+    leg: Mapping[str, Any] | None = None if claim["deciding"] is None else claim["legs"][claim["deciding"]]
+    return leg
 
 
 def format_claim_heading(claim: Mapping[str, Any], title: str) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 from pytest_emad.statistics.estimate import Estimate, holm_adjusted_pvalues, needed_sample_size
 from pytest_emad.statistics.units import format_unit_count
-from pytest_emad.statistics.verdicts import TO_SURVIVE, Claim, Leg, Outcome, Verdict
+from pytest_emad.statistics.verdicts import TO_SURVIVE, Claim, Leg, LegIdentity, Outcome, Verdict
 
 LEVEL = 0.05  # one-sided, against the threshold
 OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
@@ -84,18 +84,27 @@ def _least_sure(leg: Leg) -> tuple[float, float]:
     return (1.0 if leg.p_survive is None else leg.p_survive, -_threshold_distance(leg))
 
 
-def not_applicable_verdict(claim: Claim, model: str, reason: str) -> Verdict:
-    """Verdict of a claim with an absent premise; ``reason`` names it."""
-    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
+def not_applicable_verdict(claim: Claim, model: str, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
+    """Verdict of a claim with an absent premise; ``reason`` names it. ``legs`` are listed and decide nothing."""
+    return _verdict_without_number(claim, model, "not applicable", reason, legs)
 
 
-def unmeasured_verdict(claim: Claim, model: str, reason: str) -> Verdict:
-    """Verdict of a claim with an absent instrument or absent data, without a number; ``reason`` names it."""
-    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
+def unmeasured_verdict(claim: Claim, model: str, reason: str, legs: Sequence[Leg] = ()) -> Verdict:
+    """Verdict of a claim with an absent instrument or absent data, without a number; ``reason`` names it.
+
+    ``legs`` are listed and decide nothing.
+    """
+    return _verdict_without_number(claim, model, "unmeasured", reason, legs)
 
 
-def unmeasured_leg(name: str, reason: str) -> Leg:
-    return Leg(name, "unmeasured", None, None, 0, None, "", reason)
+def _verdict_without_number(claim: Claim, model: str, outcome: Outcome, reason: str, legs: Sequence[Leg]) -> Verdict:
+    return Verdict(
+        claim.id, model, outcome, None, None, 0, None, claim.unit, claim.gate, reason, tuple(legs), why=reason
+    )
+
+
+def unmeasured_leg(name: str, reason: str, **identity: Unpack[LegIdentity]) -> Leg:
+    return Leg(name, "unmeasured", None, None, 0, None, "", reason, **identity)
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,8 @@ class LegTest:
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
     ``worst``       assumed loss of an unseen document in nats per token; 0: none.
+    ``cannot_survive``  reason why the leg stays open where its value would let it survive; "": none.
+    ``surely_fails``    reason why the leg is falsified without Holm's correction where it would be open; "": none.
     """
 
     leg: Leg
@@ -116,14 +127,32 @@ class LegTest:
     unsteady: str = ""
     falling: bool | None = None
     worst: float = 0.0
+    cannot_survive: str = ""
+    surely_fails: str = ""
 
 
-def build_leg_test(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> LegTest:
+def build_leg_test(
+    name: str,
+    estimate: Estimate,
+    bad: Side,
+    threshold: float,
+    minimum: Mapping[str, int],
+    **identity: Unpack[LegIdentity],
+) -> LegTest:
     """The test of a leg. ``bad``: side of the threshold on which the claim fails, ``above`` or ``below``."""
     noun = estimate.noun
     to_survive = minimum.get(noun + TO_SURVIVE, 0)
-    leg = Leg(name, "inconclusive", estimate.value, interval_if_finite(estimate), estimate.n, threshold, estimate.unit)
-    leg = replace(leg, good="lower" if bad == "above" else "higher")
+    leg = Leg(
+        name,
+        "inconclusive",
+        estimate.value,
+        interval_if_finite(estimate),
+        estimate.n,
+        threshold,
+        estimate.unit,
+        good="lower" if bad == "above" else "higher",
+        **identity,
+    )
     if estimate.n < minimum.get(noun, 0):
         remedy = f"{format_unit_count(estimate.n, noun)}, at least {minimum[noun]} are needed"
         method = _join_reasons(remedy, estimate.note)
@@ -161,8 +190,12 @@ def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> 
     leg = test.leg
     if falsified:
         return replace(leg, outcome="falsified")
+    if not survives and test.surely_fails:
+        return replace(leg, outcome="falsified", reason=test.surely_fails)
     if not survives:
         return _open_leg(test, family)
+    if test.cannot_survive:
+        return replace(leg, reason=test.cannot_survive)
     if leg.n < test.to_survive:
         remedy = f"{format_unit_count(leg.n, test.noun)}, at least {test.to_survive} are needed to survive"
         reason = _join_reasons(leg.reason, f"{remedy}: {_rule_of_three(test)}")
@@ -212,12 +245,22 @@ def interval_if_finite(estimate: Estimate) -> tuple[float, float] | None:
     return bounds if all(math.isfinite(bound) for bound in bounds) else None
 
 
-def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline: Sequence[Leg] = ()) -> Verdict:
+def verdict_from_legs(
+    claim: Claim,
+    model: str,
+    legs: Sequence[Leg],
+    *,
+    headline: Sequence[Leg] = (),
+    notes: Sequence[str] = (),
+    listed: int | None = None,
+) -> Verdict:
     """The verdict that ``outcome_and_deciding_leg`` gives on ``legs``, with the numbers of its deciding leg.
 
     Args:
         headline: legs of the model under test, where others are beside it. The verdict reports the worst of these that
             has the deciding leg's outcome, if there is one.
+        notes: further parts of the reason, in order; empty ones are left out.
+        listed: number of legs to list, the worst ones; n then counts the judged ones. None lists all.
     """
     outcome, leg = outcome_and_deciding_leg(legs)
     if own := [each for each in headline if each.outcome == leg.outcome]:
@@ -231,6 +274,9 @@ def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline
         near = {"falsified": "worst leg", "survived": "leg nearest to the threshold"}.get(outcome, "open leg")
         deciding_reason = leg.name + (f" ({leg.reason})" if leg.reason else "")
         reason = f"{count}; {near}: {deciding_reason}"
+    shown, n, few = list(legs), leg.n, ""
+    if listed is not None and len(legs) > listed:
+        shown, n, few = _worst_legs(legs, leg, listed), len(part), f"the worst {listed} of {len(legs)} legs are listed"
     still_open = outcome in OPEN
     return Verdict(
         claim.id,
@@ -238,43 +284,54 @@ def verdict_from_legs(claim: Claim, model: str, legs: Sequence[Leg], *, headline
         outcome,
         leg.estimate,
         leg.interval,
-        leg.n,
+        n,
         leg.threshold,
         leg.unit or claim.unit,
         claim.gate,
-        reason,
-        tuple(legs),
+        "; ".join(filter(None, (reason, few, *notes))),
+        tuple(shown),
         leg.good,
         (leg.remedy or deciding_reason) if still_open else "",
         leg.enough if still_open else None,
+        next(at for at, each in enumerate(shown) if each is leg),
     )
 
 
 _ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
 
 
-def limit_verdict_to_worst_legs(verdict: Verdict, limit: int) -> Verdict:
-    """``verdict`` with only its ``limit`` worst legs; n and reason give the number judged."""
-    judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
-    worst = sorted(
-        verdict.legs,
-        key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)),
-    )
-    reason = f"{verdict.reason}; the worst {limit} of {len(verdict.legs)} legs are listed"
-    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:limit]))
+def _worst_legs(legs: Sequence[Leg], deciding: Leg, count: int) -> list[Leg]:
+    """The ``count`` worst of ``legs``, the deciding one among them."""
+    worst = sorted(legs, key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)))[:count]
+    return worst if any(leg is deciding for leg in worst) else [*worst[:-1], deciding]
 
 
-def build_measured_estimate_leg(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
+def build_measured_estimate_leg(
+    name: str,
+    estimate: Estimate,
+    reason: str = "",
+    threshold: float | None = None,
+    **identity: Unpack[LegIdentity],
+) -> Leg:
     """Make a leg that only reports an estimate, with a ``threshold`` for display if there is one."""
-    note = _join_reasons(reason, estimate.note)
     return Leg(
-        name, "measured", estimate.value, interval_if_finite(estimate), estimate.n, threshold, estimate.unit, note
+        name,
+        "measured",
+        estimate.value,
+        interval_if_finite(estimate),
+        estimate.n,
+        threshold,
+        estimate.unit,
+        _join_reasons(reason, estimate.note),
+        **identity,
     )
 
 
-def build_measured_count_leg(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
+def build_measured_count_leg(
+    name: str, value: float, n: int, unit: str, reason: str = "", **identity: Unpack[LegIdentity]
+) -> Leg:
     """Make a leg that only reports a number without an interval: arithmetic, or a count."""
-    return Leg(name, "measured", float(value), None, n, None, unit, reason)
+    return Leg(name, "measured", float(value), None, n, None, unit, reason, **identity)
 
 
 def judge_against_threshold(
@@ -304,7 +361,19 @@ def judge_against_threshold(
 def verdict_from_errors_and_tolerance(
     claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float, *, example: str = ""
 ) -> Verdict:
-    """Verdict on differences that must be within ``tolerance``; one leg per entry of ``errors``.
+    """Verdict on differences that must be within ``tolerance``: of ``legs_from_errors_and_tolerance``.
+
+    Raises:
+        BadArgument: as ``legs_from_errors_and_tolerance``.
+    """
+    legs = legs_from_errors_and_tolerance(claim, errors, tolerance, example=example)
+    return verdict_from_legs(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
+
+
+def legs_from_errors_and_tolerance(
+    claim: Claim, errors: Mapping[str, Floats], tolerance: float, *, example: str = ""
+) -> list[Leg]:
+    """Decided legs on differences that must be within ``tolerance``; one per entry of ``errors``.
 
     Args:
         errors: name of the leg → |difference| of every comparison made, any shape. NaN or infinite: falsified.
@@ -316,11 +385,10 @@ def verdict_from_errors_and_tolerance(
     """
     if not tolerance >= 0:
         raise BadArgument("tolerance", tolerance, "a number ≥ 0")
-    legs = [
+    return [
         _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit, example)
         for name, part in errors.items()
     ]
-    return verdict_from_legs(claim, model, legs) if legs else unmeasured_verdict(claim, model, "nothing was compared")
 
 
 def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str, example: str) -> Leg:

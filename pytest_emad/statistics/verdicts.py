@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, is_number, is_whole, suggest_nearest
@@ -29,6 +29,8 @@ Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not appl
 Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
 Good = Literal["lower", "higher", ""]  # better direction of an estimate; "": neither, or no threshold
+# what a leg about an operating point measures; "": a leg that only its name tells apart
+LegKind = Literal["perplexity", "accuracy", "task", "reduction", ""]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 # name of a paper in ``Claim.paper`` → its id and address; EMAD is a proposal that has neither in public
@@ -74,10 +76,22 @@ class Claim:
         return self.gate or self.id in named
 
 
+class LegIdentity(TypedDict, total=False):
+    """What a leg is about, as data: the fields ``point``, ``kind`` and ``on`` of ``Leg``."""
+
+    point: str
+    kind: LegKind
+    on: str
+
+
 @dataclass(frozen=True)
 class Leg:
     """One part of a verdict.
 
+    ``name``       for readers; code asks ``point``, ``kind`` and ``on``.
+    ``point``      name of the operating point that it is about; "" none.
+    ``kind``       what it measures there.
+    ``on``         the corpus, task or baseline that it is about; the name itself, if neither point nor kind are given.
     ``interval``   two-sided 95 %, or None; ``reason`` then explains it if not obvious.
     ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
     ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
@@ -101,9 +115,14 @@ class Leg:
     good: Good = ""
     remedy: str = ""
     enough: int | None = None
+    point: str = ""
+    kind: LegKind = ""
+    on: str = ""
 
     def __post_init__(self) -> None:
         _require_valid_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
+        if not (self.point or self.kind or self.on):
+            object.__setattr__(self, "on", self.name)
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only: NumPy scalars cannot be sent to an xdist controller."""
@@ -116,10 +135,12 @@ class Verdict(NotebookReprMixin):
 
     ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
     decided (``legs.outcome_and_deciding_leg``); ``n`` of a row that lists only its worst legs counts the judged ones.
-    ``why``  of an open row: the means to decide it or, if unknown, that leg's reason; else "".
+    ``why``       of an open row: the means to decide it or, if unknown, that leg's reason; else "".
+    ``deciding``  index in ``legs`` of the leg that decided; None for a row that no leg decides.
 
     Raises:
-        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
+        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason); a deciding leg that
+            is not listed.
     """
 
     id: str
@@ -136,6 +157,7 @@ class Verdict(NotebookReprMixin):
     good: Good = ""
     why: str = ""
     enough: int | None = None
+    deciding: int | None = None
 
     @property
     def _notebook_title(self) -> str:
@@ -151,6 +173,8 @@ class Verdict(NotebookReprMixin):
 
     def __post_init__(self) -> None:
         _require_valid_numbers(self, self.verdict, ("estimate", "threshold"))
+        if self.deciding is not None and not 0 <= self.deciding < len(self.legs):
+            raise BadArgument("deciding", self.deciding, f"an index of its {len(self.legs)} legs, or None")
 
     def to_json(self) -> dict[str, Any]:
         """The ``claims`` entry of ``report.json``: built-in types only, no NaN, no infinity."""

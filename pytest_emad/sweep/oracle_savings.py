@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import EXACT_FREE, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
 from emad_ref.replay.losses import PointColumnsBySequence, columns_from_replays, perplexity_rises
 from emad_ref.replay.replay import (
@@ -199,7 +199,7 @@ def sequence_flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry
     point = replayed.point
     if point.schedule == "monotone":
         return compute_decode_flops_by_sequence(trace, replayed, geometry)
-    if not point.schedule.startswith("free"):
+    if point.schedule not in EXACT_FREE:
         raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
     walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
     fills = sum_by_sequence(trace, point.ceiling - replayed.depth)

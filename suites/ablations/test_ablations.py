@@ -80,7 +80,8 @@ def test_minimum_exit_layer(emad_evidence: ModelMeasurements, emad_record: Recor
     """
     exits = emad_evidence.early_exits
     if absence := exits.absent_premise:
-        pytest.skip("{} ({})".format(*absence))
+        outcome = "not applicable" if absence.lacking == "premise" else "unmeasured"
+        pytest.skip(f"{outcome} ({absence.reason})")
     shown = tabulate_minimum_layers_by_task(exits)
     emad_record.record_tables_points_notes(emad_evidence.name, shown)
     layers = emad_evidence.subject.stepper.layers

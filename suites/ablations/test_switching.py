@@ -10,10 +10,11 @@ from pytest_emad.run.recorder import Recorder
 
 @pytest.mark.emad(budget="standard", measures=True)
 def test_one_table_of_switching_and_speculation(emad_pair: PairMeasurements, emad_record: Recorder) -> None:
-    if reason := emad_pair.routing_rules.routing_unavailable_reason() or (
-        "" if emad_pair.routing_rules.written_tasks_worth_routing else "no answer is written"
-    ):
-        pytest.skip(f"not applicable ({reason})")
+    rules = emad_pair.routing_rules
+    if absent := rules.absent_premise():
+        pytest.skip(f"not applicable ({absent.reason})")
+    if not rules.written_tasks_worth_routing:
+        pytest.skip("not applicable (no answer is written)")
     shown = make_cost_score_table(emad_pair)
     for note in shown.notes:
         emad_record.record_note(note)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import DraftingDecoder
 from emad_ref.point import OperatingPoint
@@ -26,8 +27,8 @@ FED, NEW, ROWS = 12, 24, 5
 @pytest.fixture
 def exact_kv_point(emad_exit: ExitEvaluation) -> OperatingPoint:
     point = emad_exit.exact_kv_point
-    if point is None:
-        pytest.skip(f"the exit has no lossy point: {emad_exit.exit.why_none}")
+    if isinstance(point, Absent):
+        pytest.skip(f"the exit has no lossy point: {point.reason}")
     return point
 
 
@@ -73,7 +74,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
 ) -> None:
     """Compared row by row, which shows a row that depends on others."""
     point, subject = emad_exit.recommended_point, emad_evidence.subject
-    if point is None or point is emad_exit.exact_kv_point:
+    if isinstance(point, Absent) or point is emad_exit.exact_kv_point:
         pytest.skip("no point of the exit makes states up")
     prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(point, max_rows=ROWS) as decoder:
@@ -94,7 +95,7 @@ def test_drafts_leave_the_models_own_output(
     prompts, _ = subject.draw_prompts_with_continuations(emad_rng, subject.draw_short_lengths(emad_rng, ROWS, NEW), 1)
     with subject.open_decoder(subject.full_depth_point, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
-    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS, always=True).generate(prompts, NEW, frozenset())
+    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS).generate(prompts, NEW, frozenset())
     noise = decoder.capabilities.logit_noise
     emad_audit.require_same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
 

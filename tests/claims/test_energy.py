@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.models.loading import load
-from pytest_emad.benchmark.energy import EnergyResult, NoEnergyReason
+from pytest_emad.benchmark.energy import EnergyResult
 from pytest_emad.claims import energy
 from pytest_emad.claims.base import ClaimContext, answer_question, find_question_of_claim
 from pytest_emad.claims.energy import (
@@ -59,7 +60,7 @@ def test_as_many_pairs_as_a_smoke_run_has_decide_nothing_and_say_so():
 
 def test_one_batch_size_that_cannot_be_read_leaves_no_number():
     verdict = decide_energy(
-        make_energy_evidence_from_results({1: energies(0.8), 4: NoEnergyReason("the device was lost")}), asked()
+        make_energy_evidence_from_results({1: energies(0.8), 4: Absent("the device was lost")}), asked()
     )
     assert (verdict.verdict, verdict.reason, verdict.estimate) == ("unmeasured", "the device was lost", None)
 
@@ -83,7 +84,7 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
     with open_energy_counter(on_cpu, packages=True) as counter:
         assert counter is board
     with open_energy_counter(on_cpu) as counter:
-        assert counter == NoEnergyReason("no NVML device: the decoder runs on no GPU")
+        assert counter == Absent("no NVML device: the decoder runs on no GPU")
 
 
 def test_the_instrument_and_its_self_check_are_told():
@@ -92,7 +93,7 @@ def test_the_instrument_and_its_self_check_are_told():
     assert (
         told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
     )
-    alone = energy.add_counter_checks_to_result(energies(0.8), 0.1, NoEnergyReason("not offered by this driver"))
+    alone = energy.add_counter_checks_to_result(energies(0.8), 0.1, Absent("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
@@ -113,7 +114,7 @@ def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest
 def test_a_model_on_two_devices_has_no_counter():
     places = [torch.device("cpu"), torch.device("meta")]
     with open_energy_counter(SimpleNamespace(device=places[0], devices=places)) as counter:
-        assert counter == NoEnergyReason("the model lies on 2 devices, and a counter sees one of them")
+        assert counter == Absent("the model lies on 2 devices, and a counter sees one of them")
     assert find_device_uuid(places[0]) is None
 
 
@@ -161,7 +162,7 @@ def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int,
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), RunResources())
     evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
     wanted: list[int] = []
-    none = NoEnergyReason("no clean window")
+    none = Absent("no clean window")
     monkeypatch.setattr(energy, "measure_energy_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)
     monkeypatch.setattr(energy, "measure_refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(energy, "counter_to_power_ratio", lambda *a, **k: 1.0)
@@ -171,4 +172,4 @@ def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int,
 
 def test_nothing_is_tried_after_the_first_batch_size_that_cannot_be_measured():
     evidence = SimpleNamespace(study=Study())
-    assert measure_energy_by_batch_size(evidence, NoEnergyReason("no driver")) == {1: NoEnergyReason("no driver")}
+    assert measure_energy_by_batch_size(evidence, Absent("no driver")) == {1: Absent("no driver")}

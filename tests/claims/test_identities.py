@@ -127,7 +127,8 @@ def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_prob
     legs = [leg.name for leg in verdict.legs]
     assert len(legs) == 5 * 2 * len(entropy_premises.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
     assert "geometry of llama-7b, full, stride 8" in legs
-    assert verdict.reason.startswith(f"{nano.name} is too shallow for a probe at these strides; 18 of 40 legs")
+    assert verdict.reason.startswith("18 of 40 legs falsified; ")
+    assert verdict.reason.endswith(f"; {nano.name} is too shallow for a probe at these strides")
     assert "worst leg: geometry of pythia-410m" in verdict.reason, "not the model under test"
     assert entropy_premises.decide_probe_cost(
         {}, ClaimContext(REGISTER["EMAD-E3"], "m", np.random.default_rng(0))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
@@ -37,7 +38,7 @@ def pair(**holders) -> SimpleNamespace:
     return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
 
 
-NOISE = SimpleNamespace(quality_unavailable_reason="random weights")
+NOISE = SimpleNamespace(absent_quality=Absent("random weights", "premise"))
 
 
 # ------------------------------------------------------------ premises
@@ -45,9 +46,7 @@ NOISE = SimpleNamespace(quality_unavailable_reason="random weights")
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
-    rules = SimpleNamespace(
-        routing_unavailable_reason=lambda: "there is nothing to route", no_scorable_task_reason=lambda: ""
-    )
+    rules = SimpleNamespace(absent_premise=lambda: Absent("there is nothing to route", "premise"))
     useless = pair(routing_rules=rules, models=NOISE)
     answer = answer_question(find_question_of_claim(claim), useless, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
@@ -56,7 +55,7 @@ def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
-    rules = SimpleNamespace(routing_unavailable_reason=lambda: "no task", no_scorable_task_reason=lambda: "no task")
+    rules = SimpleNamespace(absent_premise=lambda: Absent("no task"))
     unasked = pair(routing_rules=rules, models=NOISE)
     answer = answer_question(find_question_of_claim(claim), unasked, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
@@ -65,8 +64,7 @@ def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
 @pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
 def test_tokens_of_options_are_nobodys(claim) -> None:
     rules = SimpleNamespace(
-        routing_unavailable_reason=lambda: "",
-        no_scorable_task_reason=lambda: "",
+        absent_premise=lambda: None,
         tasks_worth_routing=["arc_easy"],
         written_tasks_worth_routing=[],
     )
@@ -87,9 +85,9 @@ def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
         raise Unsupported("no session")
 
     class Declining:
-        quality_unavailable_reason = property(lambda self: declines())
+        absent_quality = property(lambda self: declines())
 
-    declined = pair(routing_rules=SimpleNamespace(routing_unavailable_reason=declines), models=Declining())
+    declined = pair(routing_rules=SimpleNamespace(absent_premise=declines), models=Declining())
     answer = answer_question(find_question_of_claim(claim), declined, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no session")
 
@@ -183,7 +181,7 @@ def test_no_value_is_compared_with_itself_and_all_at_one_saving(claim, constants
         return SimpleNamespace(score=score)
 
     rules = SimpleNamespace(
-        routing_unavailable_reason=lambda: "", tasks_worth_routing=["task"],
+        absent_premise=lambda: None, tasks_worth_routing=["task"],
         scale_paper_constants=lambda task: constants,
         evaluate_mixture_at_saving=routed,
         select_rule_for_paper_saving=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),

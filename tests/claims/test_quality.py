@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth
 from pytest_emad.claims import quality
 from pytest_emad.claims.base import ClaimContext
-from pytest_emad.claims.quality import QualityEvidence, format_perplexity_leg_name, simes_pvalue
+from pytest_emad.claims.quality import QualityEvidence, simes_pvalue
 from pytest_emad.measurements.operating_points import PointMeasurements
 from pytest_emad.statistics.accuracy import TaskAccuracy
 from pytest_emad.statistics.gate import deciding_leg_name
@@ -421,4 +421,4 @@ def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
     assert judged.perplexity["self"] is own
     assert judged.tasks is held.tasks
     assert asked == [full_depth(4)]
-    assert outcomes(f1(judged))[format_perplexity_leg_name("p", "lm-eval's wikitext")] == "falsified"
+    assert outcomes(f1(judged))["p: perplexity on lm-eval's wikitext"] == "falsified"

@@ -11,12 +11,14 @@ from weakref import ref
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from emad_ref.text.world import TASKS
 from pytest_emad.claims import base
 from pytest_emad.claims.base import Answer, ClaimContext, Question, RunPlan, answer_question, find_question_of_claim
 from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.legs import build_measured_count_leg
 from pytest_emad.statistics.rates import RESAMPLES
 from pytest_emad.statistics.verdicts import load_register
 
@@ -44,6 +46,14 @@ def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
     assert found.verdict.verdict == "not applicable"
     assert found.verdict.reason == found.refused == "only lowers depth"
     assert (found.corpus, found.fingerprint) == ("made up", "abc")
+
+
+def test_what_is_lacking_decides_whether_a_claim_applies() -> None:
+    premise, data = context().lacking(Absent("no exits", "premise")), context().lacking(Absent("no files"))
+    assert (premise.verdict, premise.reason, premise.why) == ("not applicable", "no exits", "no exits")
+    assert (data.verdict, data.reason, data.legs) == ("unmeasured", "no files", ())
+    leg = build_measured_count_leg("time", 1.0, 3, "s")
+    assert context().lacking(Absent("no files"), [leg]).legs == (leg,)
 
 
 @pytest.mark.parametrize("reason", ["", "  ", None])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.models.generation import LOOKUP
 from pytest_emad.audit.finding import Finding
 from pytest_emad.claims import speedup
@@ -238,8 +239,8 @@ def test_arms_become_baselines_by_name():
 # ------------------------------------------------------------ the timed point
 
 
-def leg(name: str, outcome: str) -> Leg:
-    return Leg(name, outcome, 0.0, None, 200, None, "")
+def leg(point: str, outcome: str, kind: str = "perplexity") -> Leg:
+    return Leg("any words", outcome, 0.0, None, 200, None, "", point=point, kind=kind)
 
 
 def f1(*legs: Leg) -> Verdict:
@@ -258,8 +259,8 @@ def f1(*legs: Leg) -> Verdict:
     ],
 )
 def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
-    legs = [leg(f"p: {at}", outcome) for at, outcome in enumerate(outcomes)]
-    verdict = f1(*legs, leg("p2: perplexity", "survived"), leg("q: perplexity", "falsified"))
+    legs = [leg("p", outcome, kind) for kind, outcome in zip(("perplexity", "accuracy"), outcomes, strict=False)]
+    verdict = f1(*legs, leg("p: more", "survived"), leg("q", "falsified"))
     assert is_point_quality_unfalsified(verdict, "p") is usable
 
 
@@ -268,7 +269,7 @@ def evidence(trained: bool = True):
               for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
-        subject=SimpleNamespace(quality_unavailable_reason="random weights: noise"),
+        subject=SimpleNamespace(absent_quality=None if trained else Absent("random weights: noise", "premise")),
         points=SimpleNamespace(selected_evaluation_losses=points),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
@@ -281,14 +282,13 @@ def heard(verdict: Verdict) -> ClaimContext:
 
 
 def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
-    said = f1(leg("deep: perplexity", "survived"), leg("middle: perplexity", "inconclusive"),
-              leg("shallow: perplexity", "falsified"))  # fmt: skip
+    said = f1(leg("deep", "survived"), leg("middle", "inconclusive"), leg("shallow", "falsified"))
     point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
     assert (point.name, refusal) == ("middle", "")
 
 
 def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
-    said = f1(*(leg(f"{name}: perplexity", "falsified") for name in ("deep", "middle", "shallow")))
+    said = f1(*(leg(name, "falsified") for name in ("deep", "middle", "shallow")))
     point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
     assert (point.name, refusal) == (
         "shallow",
@@ -301,7 +301,7 @@ def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome
     timed, found = [], evidence()
     found.latency.time_point_by_batch_size = lambda point, pairs: timed.append((point.name, pairs)) or {1: "times"}
     found.latency.n_indicative_pairs = 10
-    said = f1(*(leg(f"{name}: perplexity", outcome) for name in ("deep", "middle", "shallow")))
+    said = f1(*(leg(name, outcome) for name in ("deep", "middle", "shallow")))
     point, _, times = time_chosen_point(found, heard(said))
     assert timed == [(point.name, pairs)] == [("shallow", pairs)]
     assert times == {1: "times"}
@@ -341,7 +341,7 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
 
 
 def test_an_encoder_decoder_is_not_timed():
-    reads = SimpleNamespace(is_seq2seq=True, quality_unavailable_reason="reads a source")
+    reads = SimpleNamespace(is_seq2seq=True, absent_quality=Absent("reads a source", "premise"))
     answer = speedup.answer_speedup(
         SimpleNamespace(subject=reads, corpus="c", fingerprint="f"), asked("EMAD-F2", np.random.default_rng(0))
     )

@@ -92,7 +92,7 @@ ENDING = [Prompt(np.arange(n) % 7) for n in (END - 8, 3, 11)], 9  # the others d
 def test_self_speculation_emits_the_models_own_tokens_up_to_the_last_position(family, data, batch):
     (prompts, new), way = batch, Drafting(LAYERS - 1, 30) if data is None else data.draw(ways(family))
     own = plain(family, prompts, new)
-    timed = DraftingDecoder(stepper_of(family), way, max_rows=MOST_ROWS, always=True)
+    timed = DraftingDecoder(stepper_of(family), way, max_rows=MOST_ROWS)
     assert tokens_of(timed.generate(prompts, new)) == own
     assert tokens_of(draft(partner(stepper_of(family), drafting_point(LAYERS, way)), way, prompts, new).record) == own
 
@@ -163,7 +163,7 @@ def test_an_encoder_decoder_drafts_as_far_as_its_request(way):
     prompts = [Prompt(np.array([START]), source) for source in some_sources(15, 6, 9)]
     own = tokens_of(WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=3).generate(prompts, 12))
     point = drafting_point(stepper.layers, way)
-    assert tokens_of(DraftingDecoder(stepper, way, max_rows=3, always=True).generate(prompts, 12)) == own
+    assert tokens_of(DraftingDecoder(stepper, way, max_rows=3).generate(prompts, 12)) == own
     assert tokens_of(draft(partner(stepper, point), way, prompts, 12).record) == own
 
 

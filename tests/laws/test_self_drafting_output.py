@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import (
-    CREDIT,
-    MOST_LOST,
     Drafting,
     DraftingDecoder,
-    RoundKindChooser,
+    DraftLengths,
     draft,
     drafting_point,
     self_speculate,
@@ -71,12 +69,12 @@ def by_protocol(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PRO
 
 
 def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset(), prompts=PROMPTS):
-    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS, always=True).generate(prompts[:rows], NEW, stop)
+    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS).generate(prompts[:rows], NEW, stop)
 
 
 def of_rounds(way, rows=ROWS):
     """Return the work of rounds alone on the timed path, whose first pass over prompts differs from the protocol's."""
-    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS, always=True)
+    decoder = DraftingDecoder(stepper_of(), way, max_rows=ROWS)
     whole, opening = (decoder.generate(LEVEL[:rows], new).work[0] for new in (NEW, 1))
     return whole - opening
 
@@ -259,85 +257,47 @@ def test_emitting_what_the_draft_layer_says_is_seen(monkeypatch):
     assert texts(timed(way)) != texts(alone())
 
 
-# ------------------------------------------------------------ worthwhile rounds
+# ------------------------------------------------------------ lengths by rows
 
 
-class EveryKindInTurn(RoundKindChooser):
-    def __init__(self):
-        super().__init__()
-        self.chosen = []
-
-    def choose_kind(self, rows, possible):
-        self.chosen.append(possible[len(self.chosen) % len(possible)])
-        return self.chosen[-1]
+def depths(record):
+    """Return, for each sequence, whether any of its tokens was drafted."""
+    tokens = record.tokens
+    return [bool((tokens.phase[tokens.sequence == number] == DRAFT).any()) for number in range(len(record.emitted))]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_decoder_that_changes_between_kinds_of_rounds_emits_the_same(family):
-    way = Drafting(2, 3, copied=4)
-    decoder = DraftingDecoder(stepper_of(family), way, max_rows=ROWS)
-    decoder._choice = EveryKindInTurn()
-    record = decoder.generate(PROMPTS, NEW, frozenset())
-    assert texts(record) == texts(alone(family))
-    assert {"step", "draft"} <= set(decoder._choice.chosen)
+def test_lengths_that_change_with_the_rows_emit_the_same(family):
+    """Three rows do not draft, two do, one does with other lengths; the rows end one after the other."""
+    way = Drafting(2, 3, copied=4, by_rows=(DraftLengths(2, 1, 0),))
+    record = timed(way, family=family)
+    assert texts(record) == texts(by_protocol(way, family=family).record) == texts(alone(family))
+    assert depths(record) == [False] * ROWS, "all rows end together, and three do not draft"
+    stop = frozenset({int(alone(family).emitted[0][3])})
+    ended = timed(way, family=family, stop=stop)
+    assert texts(ended) == texts(alone(family, stop=stop))
     tokens, work = record.tokens, record.work[0]
-    decided = len(PROMPTS) * NEW  # one position at full depth for each emitted token
-    emitted = tokens.kept & np.isin(tokens.phase, [DECODE, VERIFY])
-    assert emitted.sum() == decided
-    assert set(tokens.depth[emitted]) == {LAYERS}
-    decoded = (np.isin(tokens.phase, [DECODE, VERIFY])).sum()
-    assert work.readout_rows[0, LAYERS - 1] == decoded
+    decided = tokens.kept & np.isin(tokens.phase, [DECODE, VERIFY])
+    assert decided.sum() == len(PROMPTS) * NEW
+    assert set(tokens.depth[decided]) == {LAYERS}
+    assert work.readout_rows[0, LAYERS - 1] == (np.isin(tokens.phase, [DECODE, VERIFY])).sum()
 
 
-def rounds_chosen(seconds, gained, rows, count):
-    """Return the kinds of ``count`` rounds; kind k takes ``seconds[k]`` and emits ``gained[k]`` tokens per row."""
-    choice, kinds = RoundKindChooser(), []
-    for _ in range(count):
-        kinds.append(choice.choose_kind(rows, list(seconds)))
-        choice.record_round(kinds[-1], seconds[kinds[-1]], [gained[kinds[-1]]] * rows)
-    return kinds
+def test_rows_that_are_left_over_draft_by_their_number():
+    alone_tokens = alone().emitted
+    stop = frozenset({int(alone_tokens[1][0])} - {int(token) for row in (0, 2) for token in alone_tokens[row][:4]})
+    assert stop, "the second row ends at its first token"
+    way = Drafting(2, 3, by_rows=(DraftLengths(2, 2, 0),))
+    assert depths(timed(way, stop=stop)) == [True, False, True]
+    off = Drafting(2, 3, by_rows=())
+    assert texts(timed(off, stop=stop)) == texts(alone(stop=stop))
+    assert timed(off, 1).tokens.phase.tolist().count(DRAFT) > 0, "one row drafts"
 
 
-def test_what_takes_less_time_per_token_is_done():
-    gained = {"step": 1, "copy": 4, "draft": 3}
-    few = rounds_chosen({"step": 1.0, "copy": 1.5, "draft": 2.0}, gained, 1, 2000)
-    assert few.count("copy") > 0.98 * len(few)
-    many = rounds_chosen({"step": 1.0, "copy": 4.5, "draft": 6.0}, gained, 16, 2000)
-    assert many.count("step") > 0.95 * len(many)
-
-
-@pytest.mark.parametrize(("rows", "count"), [(1, 320), (2, 320), (16, 320), (16, 5000)])
-def test_trials_of_all_dearer_kinds_together_lose_what_they_may(rows, count):
-    seconds, gained = {"step": 1.0, "copy": 2.0, "draft": 1.6}, {"step": 1, "copy": 1.4, "draft": 1.2}
-    kinds = rounds_chosen(seconds, gained, rows, count)
-    spent, emitted = (sum(of[kind] for kind in kinds) for of in (seconds, gained))
-    dearest = max(seconds[kind] - gained[kind] for kind in seconds)
-    free = sum(seconds[kind] - gained[kind] for kind in seconds)  # the first round of each kind
-    assert emitted < spent <= emitted + free + CREDIT + MOST_LOST * spent + dearest
-    assert {"copy", "draft"} <= set(kinds[-count // 2 :]), "a text may begin to repeat itself"
-
-
-def test_a_kind_is_found_when_the_text_begins_to_repeat_itself():
-    choice, kinds = RoundKindChooser(), []
-    for round_ in range(1500):
-        kinds.append(choice.choose_kind(1, ["step", "copy"]))
-        copied = 9 if round_ >= 500 else 1
-        choice.record_round(kinds[-1], {"step": 1.0, "copy": 2.7}[kinds[-1]], [copied if kinds[-1] == "copy" else 1])
-    assert kinds[:500].count("copy") < 10
-    assert kinds[1000:].count("copy") > 450
-
-
-def test_an_interrupted_round_decides_nothing():
-    choice = RoundKindChooser()
-    for round_ in range(40):
-        choice.record_round("step", 50.0 if round_ % 8 == 5 else 1.0, [1])
-        choice.record_round("draft", 2.5, [2])
-    assert choice.choose_kind(1, ["step", "draft"]) == "step"
-
-
-def test_one_row_of_many_that_gains_does_not_make_the_batch_end_sooner():
-    choice = RoundKindChooser()
-    for _ in range(10):
-        choice.record_round("step", 1.0, [1] * 8)
-        choice.record_round("copy", 1.5, [8, 8, 8, 8, 8, 8, 8, 1])
-    assert choice.choose_kind(8, ["step", "copy"]) == "step"
+def test_equal_requests_have_equal_records():
+    """No clock decides: depths, work and rounds are the same however long a round took."""
+    way = Drafting(2, 3, copied=4, by_rows=(DraftLengths(4, 2, 2),))
+    first, second = timed(way), timed(way)
+    assert first.work == second.work
+    for column in ("sequence", "position", "token", "depth", "phase", "kept"):
+        np.testing.assert_array_equal(getattr(first.tokens, column), getattr(second.tokens, column))

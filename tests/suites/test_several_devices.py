@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from pytest_emad.benchmark.energy import NoEnergyReason
+from emad_ref.absent import Absent
 from pytest_emad.claims.energy import open_energy_counter
 
 FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
@@ -15,7 +15,7 @@ FIRST, SECOND = torch.device("cuda:0"), torch.device("cuda:1")
 def test_the_energy_of_one_device_is_not_taken_for_that_of_all() -> None:
     """For a model on two boards, half the joules per token would look like a saving."""
     with open_energy_counter(SimpleNamespace(device=SECOND, devices=(FIRST, SECOND))) as counter:
-        assert counter == NoEnergyReason("the model lies on 2 devices, and a counter sees one of them")
+        assert counter == Absent("the model lies on 2 devices, and a counter sees one of them")
     with open_energy_counter(SimpleNamespace(device=torch.device("cpu"), devices=(torch.device("cpu"),))) as counter:
-        assert isinstance(counter, NoEnergyReason)
+        assert isinstance(counter, Absent)
         assert "runs on no GPU" in counter.reason

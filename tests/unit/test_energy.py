@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from pytest_emad.benchmark import energy
 from pytest_emad.benchmark.energy import (
     CounterUnreadable,
     EnergyResult,
-    NoEnergyReason,
     WindowSpoiled,
     integrate_power,
     measure_energy_pairs,
@@ -234,9 +234,7 @@ def test_no_clean_pair_is_unmeasured_not_zero():
     board = Board()
     board.slow = 0x4
     found = run(board, spare=2)
-    assert found == NoEnergyReason(
-        "none of 3 pairs of windows was clean; the last: clocks throttled: software power cap"
-    )
+    assert found == Absent("none of 3 pairs of windows was clean; the last: clocks throttled: software power cap")
 
 
 def test_a_device_lost_on_the_way_is_unmeasured():
@@ -251,14 +249,14 @@ def test_a_device_lost_on_the_way_is_unmeasured():
         return board.arm("adaptive", 6.0, 200.0, 10)(pair, request)
 
     arms = {"full": board.arm("full", 6.0, 300.0, 10), "adaptive": adaptive}
-    assert run(board, arms=arms) == NoEnergyReason("the device was lost")
+    assert run(board, arms=arms) == Absent("the device was lost")
 
 
 def test_a_reason_passes_through_without_running_anything():
     def never(pair, request):
         raise AssertionError("ran without a device")
 
-    why = NoEnergyReason("no NVML device: the NVIDIA driver is not loaded")
+    why = Absent("no NVML device: the NVIDIA driver is not loaded")
     assert measure_energy_pairs({"full": never, "adaptive": never}, 3, np.random.default_rng(0), why) is why
 
 
@@ -510,7 +508,7 @@ def test_clock_reasons_are_asked_under_their_older_name_where_the_driver_has_onl
 def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
     made = library(fails=fails)
     with open_nvml_counter("aaaa") as found:
-        assert isinstance(found, NoEnergyReason)
+        assert isinstance(found, Absent)
         assert reason in found.reason
     assert made.users == 0
 
@@ -518,7 +516,7 @@ def test_every_failure_of_the_library_becomes_a_reason(library, fails, reason):
 def test_an_unknown_uuid_is_a_reason_that_names_it(library):
     library()
     with open_nvml_counter("dddd") as found:
-        assert found == NoEnergyReason("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
+        assert found == Absent("GPU-dddd: nvmlDeviceGetHandleByUUID: no device has this UUID")
 
 
 def test_without_the_package_the_reason_names_it(monkeypatch):
@@ -530,7 +528,7 @@ def test_without_the_package_the_reason_names_it(monkeypatch):
 def test_a_decoder_off_the_gpu_is_not_charged_with_what_the_gpu_draws(library):
     library()
     with open_nvml_counter(None) as found:
-        assert found == NoEnergyReason("no NVML device: the decoder runs on no GPU")
+        assert found == Absent("no NVML device: the decoder runs on no GPU")
 
 
 def test_a_slice_of_a_board_has_no_energy_of_its_own(library):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from emad_ref.absent import Absent
 from pytest_emad.benchmark.energy import (
     CHANGES,
     CounterUnreadable,
-    NoEnergyReason,
     counter_to_power_ratio,
     measure_refresh_seconds,
     open_rapl,
@@ -47,7 +47,7 @@ def test_looking_ends_when_enough_was_seen() -> None:
 def test_a_counter_that_rests_too_long_has_no_known_resolution() -> None:
     board = Stepping(30.0)
     found = measure_refresh_seconds(board, clock=board.clock)
-    assert found == NoEnergyReason("the energy counter moved 0 times in 2 s: its resolution is not known")
+    assert found == Absent("the energy counter moved 0 times in 2 s: its resolution is not known")
 
 
 def test_a_counter_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_a_counter_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch)
         raise CounterUnreadable("the device was lost")
 
     monkeypatch.setattr(board, "energy_mj", lost)
-    assert measure_refresh_seconds(board, clock=board.clock) == NoEnergyReason("the device was lost")
+    assert measure_refresh_seconds(board, clock=board.clock) == Absent("the device was lost")
 
 
 @pytest.mark.parametrize(("watts", "ratio"), [(200.0, 1.0), (300.0, 1.5)])
@@ -78,7 +78,7 @@ def test_the_counter_is_held_against_the_power_beside_it(watts: float, ratio: fl
 
 def test_without_a_second_instrument_there_is_no_self_check() -> None:
     found = counter_to_power_ratio(Board("CPU package energy"), lambda request: 1)
-    assert found == NoEnergyReason("CPU package energy has no second instrument beside it")
+    assert found == Absent("CPU package energy has no second instrument beside it")
 
 
 # ---------------------------------------------------------------- CPU packages
@@ -96,7 +96,7 @@ def test_packages_are_added_up_and_wrap(tmp_path: Path) -> None:
     first, second = package(tmp_path, 0, "package-0", 900_000), package(tmp_path, 1, "package-1", 0)
     package(tmp_path, 2, "psys", 5)  # the whole platform would count packages twice
     counter = open_rapl(tmp_path)
-    assert not isinstance(counter, NoEnergyReason)
+    assert not isinstance(counter, Absent)
     assert (counter.device, counter.energy_mj()) == ("2 CPU packages", 0)
     (first / "energy_uj").write_text("100000")  # past its range: 200,000 more
     (second / "energy_uj").write_text("50000")
@@ -106,7 +106,7 @@ def test_packages_are_added_up_and_wrap(tmp_path: Path) -> None:
 
 def test_a_machine_without_packages_says_so(tmp_path: Path) -> None:
     found = open_rapl(tmp_path)
-    assert isinstance(found, NoEnergyReason)
+    assert isinstance(found, Absent)
     assert "no CPU package shows its energy here" in found.reason
 
 
@@ -121,5 +121,5 @@ def test_packages_for_root_alone_name_the_remedy(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "read_text", refused)
     found = open_rapl(tmp_path)
-    assert isinstance(found, NoEnergyReason)
+    assert isinstance(found, Absent)
     assert "for root alone here: sudo chmod" in found.reason

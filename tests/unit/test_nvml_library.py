@@ -17,6 +17,7 @@ BOARD = "GPU-11111111-2222-3333-4444-555555555555"
 MEASURE = """
 import json, os, sys, time
 import numpy as np
+from emad_ref.absent import Absent
 from pytest_emad.benchmark import energy
 
 def arm(pair, request):
@@ -30,7 +31,7 @@ for faults in json.loads(sys.argv[1]):
         name = getattr(counter, "device", "")
         taken = energy.measure_energy_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
                               min_seconds=0.12, spare=0)
-    if isinstance(taken, energy.NoEnergyReason):
+    if isinstance(taken, Absent):
         results[faults] = {"device": name, "reason": taken.reason}
     else:
         watts = [float((taken.joules[each] / taken.seconds[each])[0]) for each in taken.joules]

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from emad_ref.absent import Absent
 from emad_ref.errors import EmadError
 from emad_ref.models.families import FAST, SLIDING_ATTENTION
 from emad_ref.models.fast.fused_blocks import AttentionInputs, FusedBlock, RotaryTables, flatten_single_cpu_token
@@ -225,7 +226,7 @@ class CapturableLayerSegment:
 def _require_fused(
     steps: Sequence[tuple[FusedBlock | None, LayerPlacement]],
 ) -> list[tuple[FusedBlock, LayerPlacement]]:
-    """All steps; blocks without a step rule out capture (``make_step_graphs_or_reason``)."""
+    """All steps; blocks without a step rule out capture (``make_step_graphs``)."""
     present = [(step, placement) for step, placement in steps if step is not None]
     assert len(present) == len(steps), "a block without a fused step cannot be captured"
     return present
@@ -376,22 +377,22 @@ class StepGraphs:
         )
 
 
-def make_step_graphs_or_reason(stepper: CapturableStepper, backend: str) -> tuple[StepGraphs | None, str]:
-    """(Graphs of a finished stepper, reason for none although its device has an engine, else "").
+def make_step_graphs(stepper: CapturableStepper, backend: str) -> StepGraphs | Absent | None:
+    """Graphs of a finished stepper; ``Absent`` if it allows none; None if no engine is asked for or fits its device.
 
     ``backend``: the requested one.
     """
     make = CAPTURE_ENGINES.get(stepper.device.type)
     if make is None or backend != FAST:
-        return None, ""
+        return None
     if stepper.devices != (stepper.device,):
-        return None, "the model is spread over several devices"
+        return Absent("the model is spread over several devices")
     if any(step is None for step, _ in stepper.fused_steps_and_placements(0, stepper.layers)):
-        return None, "some block has no fused step"
+        return Absent("some block has no fused step")
     types = {parameter.dtype for block in stepper.blocks for parameter in block.parameters()}
     if types != {stepper.dtype}:
-        return None, f"weights of several types: {', '.join(sorted(map(str, types)))}"
-    return StepGraphs(stepper, make(stepper.device)), ""
+        return Absent(f"weights of several types: {', '.join(sorted(map(str, types)))}")
+    return StepGraphs(stepper, make(stepper.device))
 
 
 __all__ = [
@@ -401,5 +402,5 @@ __all__ = [
     "GraphCaptureWarning",
     "StaticKVCache",
     "StepGraphs",
-    "make_step_graphs_or_reason",
+    "make_step_graphs",
 ]

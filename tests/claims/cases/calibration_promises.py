@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.calibration_promises import THRESHOLDS, GuaranteeEvidence, PromiseEvidence
 from pytest_emad.measurements.early_exits import SET_SIZE, TextConsistency
 from pytest_emad.statistics.units import ByDocument
@@ -107,14 +108,16 @@ def promised(
     """Make an exit of this mean loss; shares of its ``sets`` are ``broken`` or chose ``full`` depth."""
 
     def found(rng: np.random.Generator) -> GuaranteeEvidence:
-        fresh = None if mean is None else ByDocument.from_whole_documents(exit_losses(rng, mean, count))
+        fresh = (
+            Absent("nothing was certified")
+            if mean is None
+            else ByDocument.from_whole_documents(exit_losses(rng, mean, count))
+        )
         luck = rng.random(sets)
         chosen = np.where(luck < broken, len(grid) - 1, np.where(luck > 1 - full, -1, 1))
         pool = ByDocument.from_whole_documents(np.stack([exit_losses(rng, each, EXIT_POOL) for each in grid], axis=1))
         draws = (chosen, pool) if sets else None
-        return GuaranteeEvidence(
-            fresh, EXIT_RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified"
-        )
+        return GuaranteeEvidence(fresh, EXIT_RISK, ERROR, 300, power, draws)
 
     return found
 

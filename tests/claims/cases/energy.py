@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pytest_emad.benchmark.energy import EnergyResult, NoEnergyReason, measure_energy_pairs
+from emad_ref.absent import Absent
+from pytest_emad.benchmark.energy import EnergyResult, measure_energy_pairs
 from pytest_emad.claims.energy import EnergyEvidence, make_energy_evidence_from_results
 from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import Case
@@ -22,7 +23,7 @@ def read(*ratios: float, pairs: int = 30):
     """Return windows per batch size; the point draws ``ratio`` times full depth's watts. NaN: no reading."""
 
     def found(rng: np.random.Generator) -> EnergyEvidence:
-        energies: dict[int, EnergyResult | NoEnergyReason] = {}
+        energies: dict[int, EnergyResult | Absent] = {}
         for batch, ratio in enumerate(ratios, start=1):
             board = Board()
 
@@ -34,7 +35,7 @@ def read(*ratios: float, pairs: int = 30):
                 return work
 
             arms = {"full": arm(WATTS), "adaptive": arm(WATTS * ratio)}
-            counter = NoEnergyReason("no NVML device") if np.isnan(ratio) else board
+            counter = Absent("no NVML device") if np.isnan(ratio) else board
             energies[batch] = measure_energy_pairs(arms, pairs, rng, counter, clock=board.clock)
         return make_energy_evidence_from_results(energies)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
 from pytest_emad.statistics.rates import DocumentLossAndWork, FullDepthBaseline
 from pytest_emad.statistics.units import ByDocument
@@ -59,11 +60,10 @@ def criteria(
 
     def found(rng: np.random.Generator) -> CriterionEvidence:
         text = Text(rng, count)
-        one = None if chosen is None else text.spent("chosen", *chosen)
+        one = Absent(WHY) if chosen is None else text.spent("chosen", *chosen)
         screened = [text.spent(f"criterion {at}", *each) for at, each in enumerate(others)]
-        return CriterionEvidence(
-            text.measured, one, [*screened, *([] if one is None else [one])], slack, "" if one else WHY
-        )
+        screened += [] if isinstance(one, Absent) else [one]
+        return CriterionEvidence(text.measured, one, screened, slack)
 
     return found
 
@@ -81,7 +81,7 @@ def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator],
             whole = tokens.with_values(1000.0 * tokens.values)
             less = tokens.with_values(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
             measured = FullDepthBaseline(DocumentLossAndWork("full depth", full, whole), tokens)
-            return CriterionEvidence(measured, DocumentLossAndWork("chosen", lost, less), [], 0.45, "")
+            return CriterionEvidence(measured, DocumentLossAndWork("chosen", lost, less), [], 0.45)
 
         return found
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.decoding.partner import Partner
-from emad_ref.decoding.self_speculation import Drafting, draft, drafting_point, self_speculate
+from emad_ref.decoding.self_speculation import Drafting, DraftLengths, draft, drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, REFUSED
 from emad_ref.errors import BadArgument
 from emad_ref.point import EntropyEstimator
@@ -165,11 +165,31 @@ def test_sampled_output_has_the_models_distribution(ids, threshold, longest, cop
         ({"vocabulary": np.array([-1, 1])}, r"drafting\.vocabulary="),
         ({"vocabulary": np.array([0.0, 1.0])}, r"drafting\.vocabulary="),
         ({"vocabulary": [0, 1]}, r"drafting\.vocabulary="),
+        ({"by_rows": (DraftLengths(4, 0, 0),)}, r"drafting\.by_rows=\(4, 0, 0\), but expected whole numbers"),
+        ({"by_rows": (DraftLengths(4, -1, 2),)}, r"drafting\.by_rows=\(4, -1, 2\)"),
+        ({"by_rows": (DraftLengths(1, 2, 0),)}, r"drafting\.by_rows=\[1\], but expected ascending .* above 1"),
+        ({"by_rows": (DraftLengths(4, 2, 0), DraftLengths(4, 1, 0))}, r"drafting\.by_rows=\[4, 4\]"),
     ],
 )
 def test_what_drafts_nothing_is_refused(options, message):
     with pytest.raises(BadArgument, match=message):
         drafting(**options)
+
+
+def test_lengths_go_by_the_rows_and_end_with_the_last_that_is_named():
+    way = drafting(longest=4, copied=8, by_rows=(DraftLengths(2, 3, 8), DraftLengths(8, 0, 4)))
+    found = {rows: way.lengths_at(rows)[1:] for rows in (1, 2, 3, 8, 9)}
+    assert found == {1: (4, 8), 2: (3, 8), 3: (0, 4), 8: (0, 4), 9: (0, 0)}
+    assert drafting(longest=4, copied=8).lengths_at(64)[1:] == (4, 8)
+    assert drafting(by_rows=()).lengths_at(2)[1:] == (0, 0)
+
+
+def test_rows_without_drafts_decode_through_the_protocol_too():
+    way = drafting(threshold=math.inf, gate=None, by_rows=())
+    together, alone = (draft(model(way), way, prompts, 6) for prompts in ([prompt(0), prompt(3)], [prompt(0)]))
+    assert together.record.emitted[0].tolist() == alone.record.emitted[0].tolist() == [1, 2, 3, 4, 5, 0]
+    assert together.count_drafts_by_sequence().tolist() == [0, 0]
+    assert alone.count_drafts_by_sequence()[0] > 0
 
 
 def test_a_model_without_the_layer_or_an_id_is_refused():

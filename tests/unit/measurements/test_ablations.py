@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace, compute_layer_logits, take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -86,8 +87,8 @@ ABLATIONS: list[Ablation] = [
 
 def test_a_table_about_quality_needs_quality_and_a_replay_that_speaks_for_the_decoder() -> None:
     def made(without: str, refusal: str) -> Any:
-        subject = SimpleNamespace(quality_unavailable_reason=without)
-        validity = SimpleNamespace(replay_invalid_reason=refusal)
+        subject = SimpleNamespace(absent_quality=Absent(without) if without else None)
+        validity = SimpleNamespace(absent_replay=Absent(refusal) if refusal else None)
         return SimpleNamespace(subject=subject, replay_validity=validity)
 
     require_available_quality_and_replay(made("", ""))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.errors import BadArgument, RunStopped
 from emad_ref.exit_rules import kept_vocabulary_size
@@ -203,7 +204,7 @@ def test_the_least_vocabulary_is_the_least_that_can_be_pruned() -> None:
 
 
 def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: ModelMeasurements) -> None:
-    assert evidence.subject.quality_unavailable_reason == ENCODER_DECODER_REFUSAL
+    assert evidence.subject.absent_quality == Absent(ENCODER_DECODER_REFUSAL, "premise")
     with pytest.raises(Unsupported, match="an encoder-decoder model"):
         evidence.traces.profile.point(0.0)
 
@@ -316,7 +317,7 @@ def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
     asked = made(data, bundled=True).early_exits.task_items
     assert asked.names == WORLD_TASKS
-    assert (asked.corpus, asked.unavailable_reasons, asked.no_task_reason) == (WORLD, {}, "")
+    assert (asked.corpus, asked.unavailable_reasons, asked.absent_tasks) == (WORLD, {}, None)
     assert asked.load_items("qa").pairs == tuple(generate_source_target_pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.format_title("qa") == "world:pairs, qa"
     (note,) = asked.notes
@@ -327,7 +328,7 @@ def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(mad
 def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
     asked = made(data).early_exits.task_items
     assert asked.names == ("squad", "samsum")
-    assert (asked.corpus, asked.unavailable_reasons, asked.no_task_reason) == ("squad+samsum", {}, "")
+    assert (asked.corpus, asked.unavailable_reasons, asked.absent_tasks) == ("squad+samsum", {}, None)
     assert asked.format_title("squad") == "squad"
     assert {pair.task for pair in asked.load_items("squad").pairs} == {"squad"}
 
@@ -338,7 +339,7 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
 ) -> None:
     next((data / lacking).iterdir()).unlink()
     asked = made(data).early_exits.task_items
-    assert (asked.names, asked.corpus, asked.no_task_reason) == ((there,), there, "")
+    assert (asked.names, asked.corpus, asked.absent_tasks) == ((there,), there, None)
     ((task, reason),) = asked.unavailable_reasons.items()
     assert task == lacking
     assert f"{lacking}/validation.jsonl" in reason
@@ -348,13 +349,13 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
 def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -> None:
     bare, empty = made(), made(tmp_path)
     assert bare.early_exits.task_names == empty.early_exits.task_names == ()
-    outcome, reason = bare.early_exits.absent_premise
-    assert outcome == "unmeasured"
-    assert reason.startswith(
+    absent = bare.early_exits.absent_premise
+    assert absent.lacking == "data"
+    assert absent.reason.startswith(
         "no SQuAD/SamSum files; --emad-data DIR holds squad/validation.jsonl, samsum/validation.jsonl"
     )
     assert list(bare.early_exits.unavailable_reasons) == ["squad", "samsum"]
-    _, said = empty.early_exits.absent_premise
+    said = empty.early_exits.absent_premise.reason
     assert "no squad/validation.jsonl in --emad-data" in said
     assert "no samsum/validation.jsonl or samsum/test.jsonl in" in said
 
@@ -535,16 +536,16 @@ def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made,
 
 def test_a_model_without_room_for_the_settings_has_no_room_with_files_either(made, data: Path) -> None:
     small = replace(published_geometry("t5-large"), layers=3)
-    outcome, reason = made(data, geometry=small).early_exits.absent_premise
-    assert (outcome, "no room" in reason) == ("not applicable", True)
+    absent = made(data, geometry=small).early_exits.absent_premise
+    assert (absent.lacking, "no room" in absent.reason) == ("premise", True)
 
 
 def test_random_weights_and_a_lost_tokenizer_are_told_apart(made, data: Path) -> None:
     random, wordless = (
         made(data, **fact).early_exits.absent_premise for fact in ({"trained": False}, {"tokenizer": None})
     )
-    assert (random[0], "random weights" in random[1]) == ("not applicable", True)
-    assert (wordless[0], "without a tokenizer" in wordless[1]) == ("unmeasured", True)
+    assert (random.lacking, "random weights" in random.reason) == ("premise", True)
+    assert (wordless.lacking, "without a tokenizer" in wordless.reason) == ("data", True)
     assert made(data).early_exits.absent_premise is None
     decoder_only = somebodys(load("emad-nano")).early_exits.absent_premise
-    assert (decoder_only[0], "a decoder-only model" in decoder_only[1]) == ("not applicable", True)
+    assert (decoder_only.lacking, "a decoder-only model" in decoder_only.reason) == ("premise", True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.errors import BadArgument
@@ -92,7 +93,7 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
 
     monkeypatch.setattr(learned_exit, "screen", screened)
     evidence = small_evidence(seed=3)
-    assert evidence.exit_evaluation.exit_unavailable_reason == ""
+    assert evidence.exit_evaluation.exit_if_any is evidence.exit_evaluation.exit
     assert evidence.exit_evaluation.exit is evidence.exit_evaluation.exit
     assert asked == [ScreeningSettings(corpus="self", documents=240, seed=3)]
     assert get_attached_lens(evidence.subject.stepper, evidence.exit_evaluation.exit.fitted.lens.digest) is not None
@@ -218,7 +219,7 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
 
 def test_without_an_exit_nothing_is_promised(tmp_path: Path) -> None:
     """As for time: the premise is absent, and so is the instrument."""
-    none = replace(found_exit(), lossy=None, why_none="no rule saves anything")
+    none = replace(found_exit(), lossy=Absent("no rule saves anything"))
     x2 = answered(evidence_with(tmp_path, none), "EMAD-X2").verdict
     expected = "no exit that a guarantee is given for: no rule saves anything"
     assert (x2.verdict, x2.reason) == ("not applicable", expected)

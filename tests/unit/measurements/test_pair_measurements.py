@@ -162,7 +162,9 @@ def test_an_encoder_decoder_is_refused(models) -> None:
 
 def test_random_weights_leave_nothing_to_judge(models) -> None:
     noise = paired(replace(models[0], trained=False), models[1])
-    assert "random weights" in noise.routing_rules.routing_unavailable_reason()
+    absent = noise.routing_rules.absent_premise()
+    assert "random weights" in absent.reason
+    assert absent.lacking == "premise"
 
 
 # ------------------------------------------------------------ tasks and thresholds
@@ -186,7 +188,7 @@ def test_a_task_counts_where_the_large_model_is_shown_to_beat_a_guess_and_the_sm
     pair.routing_rules.comparisons = found
     assert 0.1 < found["too few items to tell"].gap.value < 0.2, "better by more than ten points, not shown"
     assert pair.routing_rules.tasks_worth_routing == ["clearer", "clear"], "the largest gap first"
-    assert pair.routing_rules.routing_unavailable_reason() == ""
+    assert pair.routing_rules.absent_premise() is None
     assert (
         "too few items to tell (0.817 against 0.667, 15.0 points better ["
         in pair.routing_rules.tasks_not_worth_routing_note
@@ -207,9 +209,11 @@ def test_a_repeated_item_beats_a_guess_once(pair) -> None:
 
 def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> None:
     pair.routing_rules.comparisons = {"a": compared(pair, 50, 52)}
-    assert "a (0.867 against 0.833, 3.3 points better [" in pair.routing_rules.routing_unavailable_reason()
-    assert "nothing to route" in pair.routing_rules.routing_unavailable_reason()
-    assert pair.routing_rules.no_scorable_task_reason() == ""
+    absent = pair.routing_rules.absent_premise()
+    assert "a (0.867 against 0.833, 3.3 points better [" in absent.reason
+    assert "nothing to route" in absent.reason
+    assert absent.lacking == "premise"
+    assert pair.routing_rules.absent_tasks() is None
 
 
 def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models) -> None:
@@ -218,8 +222,10 @@ def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models)
     assert own.answers.scorable_tasks == {}
     assert own.corpus == TEXTS
     assert own.routing_rules.decodable_tasks == [TEXTS]
-    assert "name some with --emad-tasks" in own.routing_rules.routing_unavailable_reason()
-    assert own.routing_rules.routing_unavailable_reason() == own.routing_rules.no_scorable_task_reason()
+    absent = own.routing_rules.absent_premise()
+    assert "name some with --emad-tasks" in absent.reason
+    assert absent.lacking == "data"
+    assert absent == own.routing_rules.absent_tasks()
 
 
 def test_share_and_saving_are_inverse(pair) -> None:

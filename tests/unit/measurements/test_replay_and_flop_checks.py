@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
-from pytest_emad.claims.base import add_flop_evidence_grade_leg
+from pytest_emad.claims.base import ClaimContext, make_context_with_flop_evidence
 from pytest_emad.measurements import replay_and_flop_checks as module
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.replay_and_flop_checks import (
@@ -28,7 +29,7 @@ from pytest_emad.measurements.run_resources import RunResources, make_reference_
 from pytest_emad.measurements.study import FLOP_EVIDENCE, Study
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
-from pytest_emad.statistics.verdicts import Verdict
+from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.decoders.cached_decoder import CachedDecoder
 from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.planted_defects import AllLayersThenRoute, ReadsEveryLayer
@@ -228,13 +229,15 @@ def test_a_token_costs_what_its_layers_and_its_readout_cost():
 # ------------------------------------------------------------ words of verdicts
 
 
-def verdict(outcome: str) -> Verdict:
-    return Verdict("EMAD-E5", "m", outcome, None, None, 0, None, "", True, "")
-
-
 def test_a_verdict_says_on_what_it_stands(nano):
-    said = add_flop_evidence_grade_leg(verdict("survived"), of(nano))
-    assert [leg.name for leg in said.legs] == ["evidence: witnessed"]
-    assert said.legs[0].outcome == "measured"
-    assert add_flop_evidence_grade_leg(verdict("not applicable"), of(nano)).legs == ()
+    row = load_register()["EMAD-E5"]
+    evidence = SimpleNamespace(flop_verification=of(nano))
+    asked = make_context_with_flop_evidence(evidence, ClaimContext(row, "m", np.random.default_rng(0)))
+    survived, absent = (Leg("blocks", outcome, 1.0, None, 1, 0.0, "") for outcome in ("survived", "not applicable"))
+    said = asked.combine_legs([survived])
+    assert [leg.name for leg in said.legs] == ["blocks", "evidence: witnessed"]
+    assert said.legs[1].outcome == "measured"
+    assert said.legs[said.deciding] is survived
+    assert asked.combine_legs([absent]).legs == (absent,), "no number, so no evidence for one"
+    assert asked.not_applicable("no exit").legs == ()
     assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")

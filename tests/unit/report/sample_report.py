@@ -18,6 +18,7 @@ MARGINS = [
     {
         "point": name,
         "put forward as": role,
+        "corpus": "text",
         "margin, nats": margin,
         "mean depth": depth,
         "net reduction %": saved,
@@ -93,6 +94,7 @@ def verdict(outcome: str = "falsified", claim: str = "EMAD-F1", model: str = "m"
     numbers = {"estimate": 0.03125, "interval": (0.0211, 0.0419), "n": 1234, "threshold": 0.01} | changes
     reason = numbers.pop("reason", "1 of 2 legs falsified")
     legs = numbers.pop("legs", LEGS)
+    numbers = {"deciding": 0 if legs and "estimate" not in changes else None} | numbers
     gate = claim == "EMAD-F1"
     made = Verdict(claim, model, outcome, unit="relative rise", gate=gate, reason=reason, legs=legs, **numbers)
     row = load_register().get(claim)

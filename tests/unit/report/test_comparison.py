@@ -131,7 +131,7 @@ def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
         return Leg(name, "falsified", estimate, bounds, 9, 0.01, "relative rise")
 
     def decided_by(leg, *others):
-        found = {"estimate": leg.estimate, "interval": leg.interval, "n": 9}
+        found = {"estimate": leg.estimate, "interval": leg.interval, "n": 9, "deciding": len(others)}
         return of(verdict("falsified", legs=(*others, leg), **found))
 
     old, new = leg("x", 0.03), leg("y", 0.05)
@@ -140,6 +140,8 @@ def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
     change = only(decided_by(old, leg("y", 0.02)), decided_by(new, old))
     assert (change.move, change.note) == ("worse", "another leg decides: x → y (before +2.00 %)")
     assert only(decided_by(old, new), decided_by(new, old)).move == ""
+    alike = decided_by(old, leg("y", 0.03))  # the leg before it has the same numbers
+    assert only(alike, decided_by(old)).note == ""
 
 
 # ---------------------------------------------------------------- matching rows
@@ -401,7 +403,7 @@ def test_a_folder_of_reports_is_a_history_oldest_first_and_its_last_two_decide(t
     ]
     places = {"m": "m/report"}  # the layout of downloaded artifacts: a folder around the report's own
     for day, (name, estimate, unit, outcome) in enumerate(story, start=1):
-        row = verdict(outcome or "falsified") | {"estimate": estimate, "unit": unit, "legs": []}
+        row = verdict(outcome or "falsified") | {"estimate": estimate, "unit": unit, "legs": [], "deciding": None}
         found = of(row, verdict("not applicable", E1))
         found["run"]["started"] = f"2026-11-0{day}T10:00:00+00:00"
         (tmp_path / name).mkdir()

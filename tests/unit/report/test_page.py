@@ -317,7 +317,7 @@ def test_the_page_holds_every_margin_and_every_depth_as_the_table_has_them():
 
 
 def test_a_margin_that_is_an_operating_point_has_the_interval_of_that_point():
-    point = {"model": "m", "corpus": "text", "name": MARGINS[2]["point"], "interval": (0.021, 0.043)}
+    point = {"model": "m", "corpus": "text", "margin_nats": 0.0, "interval": (0.021, 0.043)}
     found = report(tables=MOVING)
     found["points"] = [
         {**found["points"][0], **point},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
+from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder, DraftLengths
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import (
@@ -24,6 +25,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import EntropyEstimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
+from pytest_emad.screening import drafts
 from pytest_emad.screening.drafts import (
     ASSISTED,
     COPIED,
@@ -31,17 +33,20 @@ from pytest_emad.screening.drafts import (
     DraftColumns,
     DraftingRoundShares,
     candidate_draft_layers,
+    candidate_lengths,
     compute_draft_columns,
     drafting_weight_flops_per_token,
     find_assistant_model,
     fit_draft_lens,
     generate_continuations,
     make_drafting_generate,
+    measure_lengths_by_rows,
     most_frequent_tokens,
     rank_drafting_settings,
     restrict_gate_to_layer,
     simulate_drafting_rounds,
 )
+from pytest_emad.screening.timing import CandidateTime
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -148,7 +153,7 @@ def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
     ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
-        tokens = DraftingDecoder(stepper_of(), way, always=True).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
+        tokens = DraftingDecoder(stepper_of(), way).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
         verified = tokens.phase == VERIFY
         starts = np.flatnonzero(verified & ~np.r_[False, verified[:-1]])
         widths = [int(np.flatnonzero(~np.r_[verified[at:], False])[0]) for at in starts]
@@ -201,6 +206,35 @@ def test_a_pass_reads_weights_once_however_many_tokens_pass():
     assert drafting_weight_flops_per_token(geometry, Drafting(1, 0, copied=2), copies) == pytest.approx(
         (4 * block + head) / 2.5
     )
+
+
+def test_lengths_to_try_with_more_rows_are_those_of_fewer_or_shorter():
+    assert [each[1:] for each in candidate_lengths(DraftLengths(2, 4, 8), 4)] == [(4, 8), (2, 4), (4, 0), (0, 8)]
+    assert candidate_lengths(DraftLengths(1, 1, 0), 2) == [DraftLengths(2, 1, 0)]
+    assert candidate_lengths(DraftLengths(1, 0, 4), 2) == [DraftLengths(2, 0, 4), DraftLengths(2, 0, 2)]
+
+
+def test_lengths_by_rows_end_where_no_length_pays(monkeypatch):
+    """The speed-up falls with the rows and with long drafts; the second race is the one that counts."""
+    asked = []
+
+    def race(model, decoders, text, settings, *, rows, pairs):
+        ways = [decoder.drafting for decoder in decoders.values()]
+        asked.append((rows, pairs, [(way.longest, way.copied, way.by_rows) for way in ways]))
+        assert all(decoder.max_rows == rows for decoder in decoders.values())
+        lucky = 0.3 if pairs is not None and rows == 8 else 0.0
+        times = [CandidateTime(name, 0.0, lucky + 2 - rows / 8 - way.longest / 10 - way.copied)
+                 for name, way in zip(decoders, ways, strict=True)]  # fmt: skip
+        return [CandidateTime("full depth", 0.0, 1.0), *times]
+
+    monkeypatch.setattr(drafts, "time_candidates", race)
+    model, way = SimpleNamespace(stepper=stepper_of()), Drafting(2, 4, copied=1)
+    found = measure_lengths_by_rows(model, way, None, None)
+    assert found == (DraftLengths(2, 4, 0), DraftLengths(4, 2, 0))
+    assert asked[0] == (2, 3, [(4, 1, None), (2, 1, None), (4, 0, None), (0, 1, None)])
+    assert [rows for rows, _, _ in asked] == [2, 2, 4, 4, 8, 8]
+    assert asked[-1] == (8, None, [(1, 0, None)])
+    assert replace(way, by_rows=found).lengths_at(8) == (0, 0, 0)
 
 
 # ------------------------------------------------------------ a lens for drafts and the race, on a bundled model

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens, save_lens
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.decoding.self_speculation import Drafting
+from emad_ref.decoding.self_speculation import Drafting, DraftLengths
 from emad_ref.decoding.streaming import make_prompt_from_text
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
@@ -28,9 +29,17 @@ from tests.random_lenses import FINGERPRINT, drawn_lens
 from tests.small_models import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
-DRAFTING = Drafting(2, 3, 0.25, None, EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
+DRAFTING = Drafting(
+    2,
+    3,
+    0.25,
+    None,
+    EntropyEstimator("linear", weights=((0.1 + 0.2,) * 33,)),
+    np.array([1, 5, 7]),
+    by_rows=(DraftLengths(2, 3, 0), DraftLengths(8, 1, 4)),
+)
 PROMISE = Guarantee(
-    "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210, None
+    "excess", 0.2, 0.01, 0.05, 300, "numbers", (ThresholdTest("gate", 0.004, 0.01),), 0, 0.0, 0.9, 210, None
 )
 
 
@@ -53,7 +62,7 @@ def found(model):
 def test_everything_comes_back(found, tmp_path):
     save_exit(tmp_path / "e", found)
     back = load_exit(tmp_path / "e")
-    assert (back.lossy, back.why_none, back.screened) == (found.lossy, "", {"seed": 3})
+    assert (back.lossy, back.screened) == (found.lossy, {"seed": 3})
     assert (back.fitted.lens.digest, back.fitted.gate) == (found.fitted.lens.digest, found.fitted.gate)
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
@@ -87,9 +96,9 @@ def test_state_translators_come_back_and_are_attached(model, found, tmp_path):
 
 
 def test_without_a_lossy_point_it_says_why_and_runs_all_layers(found, tmp_path):
-    save_exit(tmp_path / "e", replace(found, lossy=None, why_none="no slack"))
+    save_exit(tmp_path / "e", replace(found, lossy=Absent("no slack")))
     back = load_exit(tmp_path / "e")
-    assert (back.lossy, back.why_none, back.point) == (None, "no slack", full_depth(LAYERS))
+    assert (back.lossy, back.point) == (Absent("no slack"), full_depth(LAYERS))
 
 
 def test_what_is_attached_decodes(model, found):
@@ -121,7 +130,7 @@ def let_commands_load(model, monkeypatch) -> None:
 def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
     let_commands_load(model, monkeypatch)
     save_exit(tmp_path / "e", found)
-    save_exit(tmp_path / "none", replace(found, lossy=None, why_none="no slack"))
+    save_exit(tmp_path / "none", replace(found, lossy=Absent("no slack")))
     depths = {}
     for name in ("e", "none"):
         assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / name), "--tokens", "30"]) == 0
@@ -144,7 +153,7 @@ def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkey
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
     drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
     save_exit(tmp_path / "e", replace(found, drafting=drafting))
-    save_exit(tmp_path / "none", replace(found, drafting=drafting, lossy=None, why_none="no slack"))
+    save_exit(tmp_path / "none", replace(found, drafting=drafting, lossy=Absent("no slack")))
     asked, said = ["generate", "small", "hello", "--tokens", "20", *options], []
     for how in ((), ("--exit", str(tmp_path / "e"), "--lossless"), ("--exit", str(tmp_path / "none"))):
         assert cli.main([*asked, *how]) == 0
@@ -164,14 +173,15 @@ def test_another_model_is_refused(model, found):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"why_none": "both"}, "a reason where there is no lossy point"),
-        ({"lossy": None}, "a reason where there is no lossy point"),
         ({"lossy": full_depth(4)}, "6, the layers of its lens"),
         ({"lossy": replace(full_depth(LAYERS), lens="other")}, "the digest of its own lens"),
         ({"drafting": Drafting(2, 3, lens="other")}, "the digest of its own lens"),
         ({"drafting": Drafting(6, 3)}, "a layer in 1–5"),
-        ({"guarantee": replace(PROMISE, chosen="other")}, "the point that is recommended"),
-        ({"guarantee": PROMISE, "lossy": None, "why_none": "no slack"}, "the point that is recommended"),
+        (
+            {"guarantee": replace(PROMISE, tested=(ThresholdTest("other", 0, 0),))},
+            "the point that is recommended",
+        ),
+        ({"guarantee": PROMISE, "lossy": Absent("no slack")}, "the point that is recommended"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(found, wrong, said):

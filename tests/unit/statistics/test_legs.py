@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from emad_ref.errors import BadArgument
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import (
+    LegTest,
     build_measured_count_leg,
     build_measured_estimate_leg,
+    decide_legs,
     judge_against_threshold,
     not_applicable_verdict,
     outcome_and_deciding_leg,
@@ -83,6 +85,38 @@ def test_the_headline_is_the_model_under_test_where_it_decided_alike():
     assert (verdict.verdict, verdict.reason) == ("falsified", "2 of 3 legs falsified; worst leg: own")
     alone = verdict_from_legs(CLAIM, "m", [*own[1:], *others], headline=own[1:])
     assert alone.reason == "1 of 2 legs falsified; worst leg: b"
+
+
+def test_a_verdict_knows_its_deciding_leg_among_legs_with_equal_numbers():
+    legs = [leg("survived", "a", 0.01), leg("survived", "b", 0.02), leg("survived", "c", 0.001)]
+    verdict = verdict_from_legs(CLAIM, "m", legs)
+    assert (verdict.deciding, verdict.legs[1].name) == (1, "b")
+    assert not_applicable_verdict(CLAIM, "m", "no clock", legs).deciding is None
+    assert not_applicable_verdict(CLAIM, "m", "no clock", legs).legs == tuple(legs)
+
+
+def test_a_verdict_that_lists_only_the_worst_legs_lists_the_one_that_decided():
+    legs = [leg("survived", name, p) for name, p in (("a", 0.001), ("b", 0.02), ("c", 0.04), ("d", 0.003))]
+    verdict = verdict_from_legs(CLAIM, "m", legs, listed=2, notes=["", "and more"])
+    assert [each.name for each in verdict.legs] == ["a", "c"]
+    assert verdict.legs[verdict.deciding].name == "c"
+    assert verdict.n == 4
+    assert verdict.reason.endswith("leg nearest to the threshold: c; the worst 2 of 4 legs are listed; and more")
+    assert len(verdict_from_legs(CLAIM, "m", legs, listed=4).legs) == 4
+    assert "listed" not in verdict_from_legs(CLAIM, "m", legs, listed=4).reason
+
+
+def test_a_test_says_beforehand_what_makes_its_leg_fail_or_keeps_it_open():
+    def decided(p_falsify, p_survive, **said):
+        tested = Leg("a", "inconclusive", 0.0, (-1.0, 1.0), 50, 0.01, "", p_falsify=p_falsify, p_survive=p_survive)
+        (found,) = decide_legs([LegTest(tested, "documents", lambda error: None, **said)])
+        return found.outcome, found.reason
+
+    assert decided(0.9, 0.01, cannot_survive="saves too little") == ("inconclusive", "saves too little")
+    assert decided(0.01, 0.9, cannot_survive="saves too little") == ("falsified", "")
+    assert decided(0.2, 0.9, surely_fails="slower") == ("falsified", "slower")
+    assert decided(0.01, 0.9, surely_fails="slower") == ("falsified", "")
+    assert decided(0.9, 0.01, surely_fails="slower") == ("survived", "")
 
 
 def test_no_legs_are_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,6 +169,7 @@ def test_json_has_exactly_the_registers_keys_and_built_in_types():
         "good",
         "why",
         "enough",
+        "deciding",
         "legs",
     ]
     stack = [data]
@@ -186,6 +188,23 @@ def test_a_number_that_is_none_is_refused(field, value):
         Leg(name="a", outcome="survived", n=1, unit="", **values)
     with pytest.raises(BadArgument, match=field):
         Verdict(id="X", model="m", verdict="survived", n=1, unit="", gate=True, reason="", **values)
+
+
+def test_a_leg_is_about_what_its_name_names_unless_it_says_what():
+    assert [Leg("batch 1", "measured", 1.0, None, 1, None, "").to_json()[key] for key in ("point", "kind", "on")] == [
+        "", "", "batch 1",
+    ]  # fmt: skip
+    told = Leg("p: perplexity", "measured", 1.0, None, 1, None, "", point="p", kind="perplexity")
+    assert (told.point, told.kind, told.on) == ("p", "perplexity", "")
+
+
+def test_a_verdict_is_decided_by_a_leg_that_it_lists():
+    leg = Leg("a", "survived", 1.0, None, 1, None, "")
+    verdict = Verdict("X", "m", "survived", 1.0, None, 1, None, "", False, "", (leg,), deciding=0)
+    assert verdict.legs[verdict.deciding] is leg
+    assert replace(verdict, deciding=None).deciding is None
+    with pytest.raises(BadArgument, match="deciding=1, but expected an index of its 1 legs"):
+        replace(verdict, deciding=1)
 
 
 def test_an_outcome_nobody_knows_is_refused():
