@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from emad_ref.errors import EmadError, escape_and_shorten, escape_unsafe
 
+USAGE_ERROR = 4  # what was asked for could not be done; pytest's own status for it
 INTERRUPTED = 128 + signal.SIGINT  # a shell's status of a command ended by SIGINT
 ENCODING_ERRORS = "emad.ascii"
 
@@ -122,8 +123,8 @@ def run_cli_command(body: Callable[[], int | None]) -> int:
     """Run the body of a command.
 
     Returns:
-        Its exit status, 0 for None; 1 after an ``EmadError`` or an error of the output, which it prints in a line, and
-        after a closed pipe; 130 after Ctrl-C.
+        Its exit status, 0 for None; ``USAGE_ERROR`` after an ``EmadError``, 1 after an error of the output, of which it
+        prints a line, and after a closed pipe; 130 after Ctrl-C.
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         given = sys.stdout, sys.stderr  # None if the descriptor is closed
@@ -147,7 +148,7 @@ def _run_printing(body: Callable[[], int | None]) -> int:
             before.flush()
     except EmadError as error:
         print_error(error)
-        return 1
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print_error("interrupted")
         return INTERRUPTED

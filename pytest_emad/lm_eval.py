@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 
-from emad_ref.console import print_error, run_cli_command
+from emad_ref.console import USAGE_ERROR, print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import require_writable
 from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
@@ -30,12 +30,15 @@ MISSING = "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run lm-eval's command on ``argv``, by default this process's; returns 1 for a refused argument of ``emad``."""
+    """Run lm-eval's command on ``argv``, by default this process's.
+
+    Returns ``USAGE_ERROR`` for a refused argument of ``emad``.
+    """
     try:
         from lm_eval.__main__ import cli_evaluate
     except ModuleNotFoundError:
         print(MISSING, file=sys.stderr)
-        return 1
+        return USAGE_ERROR
     import pytest_emad.tasks.lm_eval_model  # noqa: F401  # registers `emad`
 
     argv = sys.argv[1:] if argv is None else argv
@@ -46,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         cli_evaluate()
     except EmadError as error:
         print_error(error)
-        return 1
+        return USAGE_ERROR
     except (ValueError, TypeError, OSError) as error:  # TypeError: one argument in --model_args and as an option
         if not _raised_by_lm_eval(error):
             raise
         print_error(f"lm_eval: {error!r}")
-        return 1
+        return USAGE_ERROR
     finally:
         sys.argv = before
     return 0

@@ -1,6 +1,6 @@
 """The command ``emad``: one function per verb, and one function that declares the verb's arguments.
 
-The docstring of a verb's function is its help text. Bad input exits with status 1, in ``compare`` with 2.
+The docstring of a verb's function is its help text. The page docs/exit-status.md lists the exit statuses.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from emad_ref.console import print_error, run_cli_command
+from emad_ref.console import run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.names import require_weights_available
 from pytest_emad.cli.arguments import (
@@ -36,7 +36,7 @@ from pytest_emad.cli.generation import (
     generate,
     print_corpus_documents,
 )
-from pytest_emad.cli.judgment import USAGE_ERROR, add_judge_arguments, add_same_arguments, compare_models, judge
+from pytest_emad.cli.judgment import add_judge_arguments, add_same_arguments, compare_models, judge
 from pytest_emad.cli.replay import add_replay_arguments, replay_test
 from pytest_emad.cli.reports import (
     add_compare_arguments,
@@ -180,9 +180,5 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
     except EmadError as error:
         if args.verb in VERB_GROUPS[READ_REPORTS]:  # verbs that run pytest
             raise
-        own_error = EmadError(pytest_to_verb_option_names(str(error), add_arguments))
-        if args.verb not in ("judge", "same"):  # their status 1 means a failed gate
-            raise own_error from error
-        print_error(own_error)
-        return USAGE_ERROR
+        raise EmadError(pytest_to_verb_option_names(str(error), add_arguments)) from error
     return status

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from emad_ref.console import USAGE_ERROR
 from emad_ref.errors import escape_unsafe, nearest_names
 from emad_ref.files import is_folder
 from pytest_emad.measurements.option_values import parse_number
@@ -56,7 +58,9 @@ class EmadParser(argparse.ArgumentParser):
         if message.endswith("required: VERB"):
             message += f"; {self.prog} --help lists them"
         nearest = None if "maybe you meant" in message else find_nearest_option(message, self)
-        super().error(message + (f"; did you mean {nearest}?" if nearest else ""))
+        self.print_usage(sys.stderr)
+        suggestion = f"; did you mean {nearest}?" if nearest else ""
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{suggestion}\n")
 
 
 class VerbParser(EmadParser):

@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # these import torch, which is slow, so bad arguments are rej
 
 SAME_MODEL = "ENG-1"
 SUBJECTS = ("model", "names", "pair")  # subjects of claims, in the order of the suites
-GATE_FAILED, USAGE_ERROR = 1, 4  # exit statuses
+GATE_FAILED = 1  # exit status
 
 
 def judge(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ so it can end that process, skip tests or change the exit status. A second proce
     emad verify report/ --require-suite all --require-decoder foreign
 
 **emad compare** prints the differences of two reports, or the history of more than two. Its exit status can gate a
-change: 0 if nothing got worse, 1 if something did, 2 if two reports cannot be compared. They cannot be compared if one
+change: 0 if nothing got worse, 1 if something did, 4 if two reports cannot be compared. They cannot be compared if one
 is missing, damaged or of an unfinished run, or if they have nothing in common. ``--fail-on`` selects the changes that
 count as worse; each word includes those above it:
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 ALL_SUITES = "all"
 FAULTY = 1  # exit status of verify
-GOT_WORSE, NOT_COMPARABLE = 1, 2  # exit statuses of compare
+GOT_WORSE = 1  # exit status of compare
 MOST_LINES, LEAST_WIDTH = 40, 40  # most lines; columns
 NOTE_LINES, GATE_LINES = 3, 8  # most lines of a note and of all gates together
 MISSING = "missing"
@@ -202,24 +202,19 @@ def compare(args: argparse.Namespace) -> int:
     """Compare reports: changed verdicts and numbers that moved; exit status 1 if something got worse."""
     from pytest_emad.report import comparison
 
-    try:
-        places = _report_places(args.reports)
-        reports = [read_report(place) for place in places]
-        for place, report in zip(places, reports, strict=True):
-            comparison.require_complete(report, place)
-    except EmadError as error:
-        print_error(error)
-        return NOT_COMPARABLE
+    places = _report_places(args.reports)
+    reports = [read_report(place) for place in places]
+    for place, report in zip(places, reports, strict=True):
+        comparison.require_complete(report, place)
     if len(reports) > 2:
         print("\n".join([*_history_lines(reports, args.markdown), "", "The last two:", ""]))
     result = comparison.compare_reports(*reports[-2:])
     failing = [change for change in result.changes if FAIL_ON[args.fail_on](change)]
     if not (result.has_common_rows or failing):
-        print_error(
+        raise EmadError(
             f"{places[-2]} and {places[-1]} have no claim, point or test in common: nothing can be compared; "
             "run the same suites for both"
         )
-        return NOT_COMPARABLE
     lines = (
         format_comparison_markdown(result, args.verbose)
         if args.markdown

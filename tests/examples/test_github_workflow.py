@@ -187,7 +187,7 @@ def test_verify_and_compare_pass_a_whole_report_that_is_no_worse(runner: Runner)
 
 
 def test_verify_fails_a_report_that_is_missing_or_short_of_a_test(runner: Runner) -> None:
-    assert runner.run("Verify").returncode == 1
+    assert runner.run("Verify").returncode == 4
     written(runner.home / "report", whole(tests=[]))
     done = runner.run("Verify")
     assert done.returncode == 1
@@ -218,10 +218,10 @@ def test_where_the_base_branch_left_no_report_its_decoder_is_judged(runner: Runn
     assert list(installed.glob("plain_decoder-*.dist-info/entry_points.txt"))
 
 
-def test_compare_is_status_2_without_a_base(runner: Runner) -> None:
+def test_compare_is_status_4_without_a_base(runner: Runner) -> None:
     written(runner.home / "report", whole())
     done = runner.run("Compare")
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert "base/report.json' cannot be read" in done.stderr
 
 

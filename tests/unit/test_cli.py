@@ -250,8 +250,8 @@ BAD = [
 
 
 @pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv)[:40] for argv, _ in BAD])
-def test_bad_input_exits_1_and_says_why_on_stderr(small, tmp_path, capsys, argv, message):
-    assert cli.main([part.format(tmp=tmp_path) for part in argv]) == 1
+def test_bad_input_exits_4_and_says_why_on_stderr(small, tmp_path, capsys, argv, message):
+    assert cli.main([part.format(tmp=tmp_path) for part in argv]) == 4
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1].startswith("emad: "), "only a progress bar may precede it"
     assert message in captured.err.splitlines()[-1]
@@ -274,7 +274,7 @@ def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path,
     full = device(tmp_path / "full.json")
     for argv in (["calibrate", "small", full], ["merge", full, "a.json", "b.json"], ["sweep", "small", "--out", full]):
         if full.suffix or argv[0] != "sweep":
-            assert cli.main([*map(str, argv)]) == 1
+            assert cli.main([*map(str, argv)]) == 4
             assert "a regular file, or none yet; choose another name (it is a device)" in capsys.readouterr().err
         assert full.is_char_device()
 
@@ -293,7 +293,7 @@ def test_a_folder_that_is_not_what_it_seems_is_one_line(tmp_path, capsys, verb, 
     folder = shutil.copytree(weights_folder() / "emad-nano", tmp_path / "mine")
     change(folder)
     more = {"generate": ["hi"], "sweep": []}.get(verb, [str(tmp_path / "out")])
-    assert cli.main([verb, str(folder), *more]) == 1
+    assert cli.main([verb, str(folder), *more]) == 4
     error = capsys.readouterr().err
     line = error.splitlines()[-1]  # only a progress bar may precede it
     assert line.startswith("emad: ")
@@ -311,9 +311,9 @@ def test_a_folder_that_is_not_what_it_seems_is_one_line(tmp_path, capsys, verb, 
 def test_bytes_that_are_no_text_are_one_line(tmp_path, capsys, data, said):
     (tmp_path / "bad.txt").write_bytes(data)
     corpus = ["--corpus", str(tmp_path / "bad.txt")]
-    assert cli.main(["calibrate", "emad-nano", str(tmp_path / "p.json"), *corpus]) == 1
+    assert cli.main(["calibrate", "emad-nano", str(tmp_path / "p.json"), *corpus]) == 4
     assert said in capsys.readouterr().err.splitlines()[-1]
-    assert cli.main(["world", str(tmp_path / "bad.txt"), "--split", "evaluate"]) == 1
+    assert cli.main(["world", str(tmp_path / "bad.txt"), "--split", "evaluate"]) == 4
     assert said in capsys.readouterr().err
 
 
@@ -328,20 +328,20 @@ def test_bytes_that_are_no_text_are_one_line(tmp_path, capsys, data, said):
 )
 def test_a_line_that_is_no_json_says_why(tmp_path, capsys, line, said):
     (tmp_path / "bad.jsonl").write_text(line)
-    assert cli.main(["world", str(tmp_path / "bad.jsonl")]) == 1
+    assert cli.main(["world", str(tmp_path / "bad.jsonl")]) == 4
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["", "\n \n", "word"])
 def test_a_corpus_without_a_document_to_print_says_so(tmp_path, capsys, content):
     (tmp_path / "few.txt").write_text(content)
-    assert cli.main(["world", str(tmp_path / "few.txt")]) == 1
+    assert cli.main(["world", str(tmp_path / "few.txt")]) == 4
     assert "few.txt', but expected a document of split evaluate; choose another --split" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("prompt", ["a\udcffb", "a\0b"])
 def test_a_prompt_that_is_no_text_is_one_line(capsys, prompt):
-    assert cli.main(["generate", "emad-nano", prompt]) == 1
+    assert cli.main(["generate", "emad-nano", prompt]) == 4
     assert capsys.readouterr().err.splitlines()[-1].startswith("emad: prompt=")
 
 
@@ -362,7 +362,7 @@ def test_a_vocabulary_that_is_permuted_is_told(tmp_path, caplog):
 def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
     out = calibrated(tmp_path)
     small.fingerprint = "beef"
-    assert cli.main(["generate", "small", "hi", "--profile", str(out)]) == 1
+    assert cli.main(["generate", "small", "hi", "--profile", str(out)]) == 4
     assert "profile.fingerprint='f00d', but the model under test has 'beef'" in capsys.readouterr().err
 
 
@@ -386,7 +386,7 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
 def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
     monkeypatch.setattr(run_module, "measure_batch_statistics", lambda *_, **__: pytest.fail("the pass was run"))
     monkeypatch.setattr(run_module, "count_targets_by_token", lambda *_, **__: pytest.fail("the corpus was read"))
-    assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
+    assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 4
     assert not list(tmp_path.iterdir())
 
 
@@ -450,7 +450,7 @@ def test_profiles_with_the_bins_of_the_first_are_merged(small, tmp_path, capsys)
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"{profiles[2].tokens} tokens of world:premise + world:mixed; written to {both}"
     )
-    assert cli.main(["merge", both, first, first]) == 1
+    assert cli.main(["merge", both, first, first]) == 4
     assert "profile.corpora=['world:premise'], but expected each corpus in one profile" in capsys.readouterr().err
 
 
@@ -467,9 +467,9 @@ def test_a_forgotten_out_costs_no_profile(small, tmp_path, capsys):
         (first, second, third): f"a new file, or an earlier merge on world:mixed + {text}; OUT stands first: {form}",
         (first, first, second): "expected another file than the profiles that are read; it would be replaced",
     }.items():
-        assert cli.main(["merge", *argv]) == 1
+        assert cli.main(["merge", *argv]) == 4
         assert said in capsys.readouterr().err
-    assert cli.main(["calibrate", "small", first, "--bins-of", first]) == 1
+    assert cli.main(["calibrate", "small", first, "--bins-of", first]) == 4
     assert "expected another file than the profiles that are read" in capsys.readouterr().err
     assert [Path(path).read_bytes() for path in (first, second, third)] == before
     for _ in range(2):  # the second one replaces the first
@@ -482,7 +482,7 @@ def test_a_file_of_another_kind_is_not_replaced(small, tmp_path, capsys, verb, c
     mine = tmp_path / "mine.json"
     mine.write_text(content)
     out = {"sweep": ["--out", str(mine)], "merge": [str(mine), "a", "b"]}.get(verb, [str(mine)])
-    assert cli.main([verb, *(["small"] if verb != "merge" else []), *out]) == 1
+    assert cli.main([verb, *(["small"] if verb != "merge" else []), *out]) == 4
     assert "to replace; choose another (it holds something else)" in capsys.readouterr().err
     assert mine.read_text() == content
 
@@ -509,7 +509,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     with pytest.raises(PowerCut):
         cli.main(argv)
     assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json.checkpoint"]
-    assert cli.main(argv) == 1
+    assert cli.main(argv) == 4
     assert "holds an unfinished calibration, but expected none; pass resume (--resume)" in capsys.readouterr().err
     rest = []
     monkeypatch.setattr(
@@ -524,21 +524,21 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
 def test_a_model_without_a_tokenizer_reads_no_text(small, tmp_path, capsys):
     small.tokenizer = None
     for argv in (["generate", "small", "hi"], ["calibrate", "small", str(tmp_path / "p.json")]):
-        assert cli.main(argv) == 1
+        assert cli.main(argv) == 4
         assert "model='small', but expected a model with a tokenizer; pass the folder" in capsys.readouterr().err
 
 
 def test_an_encoder_decoder_is_no_model_of_documents(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(small.model.config, "is_encoder_decoder", True)
     for argv in (["calibrate", "small", str(tmp_path / "p.json")], ["sweep", "small"]):
-        assert cli.main(argv) == 1
+        assert cli.main(argv) == 4
         assert "model='small', but expected a decoder-only model; an encoder-decoder reads" in capsys.readouterr().err
 
 
 def test_an_empty_prompt_needs_an_opening_token(small, capsys):
     assert cli.main(["generate", "small", "", "--tokens", "2"]) == 0
     small.opening_token_id = None
-    assert cli.main(["generate", "small", "", "--tokens", "2"]) == 1
+    assert cli.main(["generate", "small", "", "--tokens", "2"]) == 4
     assert "start with the model's opening token" in capsys.readouterr().err
 
 
@@ -563,7 +563,7 @@ UNPARSABLE = [
 def test_what_cannot_be_parsed_is_a_usage_error(argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(argv)
-    assert stopped.value.code == 2
+    assert stopped.value.code == 4
     assert "usage: emad" in capsys.readouterr().err
 
 
@@ -600,14 +600,14 @@ def test_report_shows_what_changed_since_another(tmp_path, capsys):
     assert cli.main(["report", str(run), "--against", str(earlier)]) == 0
     assert "What changed" in page.read_text(encoding="utf-8")
     capsys.readouterr()
-    assert cli.main(["report", str(run), str(earlier), "--out", str(tmp_path / "o"), "--against", str(earlier)]) == 1
+    assert cli.main(["report", str(run), str(earlier), "--out", str(tmp_path / "o"), "--against", str(earlier)]) == 4
     assert "against=" in capsys.readouterr().err
 
 
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m"))
     stored = (bad / "report.json").read_text(encoding="utf-8")
-    (bad / "report.json").write_text(stored.replace('"schema": 3', '"schema": 2'), encoding="utf-8")
+    (bad / "report.json").write_text(stored.replace('"schema": 4', '"schema": 2'), encoding="utf-8")
     other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
     mine.mkdir()
@@ -616,7 +616,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
         ([tmp_path / "none"], "report.json' cannot be read (No such file or directory)"),
-        ([bad], "has schema=2, but this version reads 3 alone"),
+        ([bad], "has schema=2, but this version reads 4 alone"),
         ([good, bad, "--out", tmp_path / "out"], "has schema=2"),
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
@@ -627,7 +627,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
         ([good, other, "--out", other], "expected another folder than that of a report, whose own pages would be lost"),
         ([good, "--against", other, "--out", other], "expected another folder than that of a report"),
     ):
-        assert cli.main(["report", *map(str, argv)]) == 1
+        assert cli.main(["report", *map(str, argv)]) == 4
         captured = capsys.readouterr()
         assert captured.err.startswith("emad: ")
         assert message in captured.err
@@ -730,13 +730,13 @@ def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(sma
 
 def test_sweep_refuses_before_the_long_passes(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(model_under_test, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
-    assert swept("--out", tmp_path / "sweep.txt") == 1
+    assert swept("--out", tmp_path / "sweep.txt") == 4
     assert "expected a file name that ends in .csv or .json" in capsys.readouterr().err
-    assert swept("--corpus", "nowhere") == 1
+    assert swept("--corpus", "nowhere") == 4
     assert "corpus='nowhere'" in capsys.readouterr().err
     small.tokenizer = None
-    assert swept("--corpus", "world:premise") == 1
+    assert swept("--corpus", "world:premise") == 4
     assert "came without a tokenizer" in capsys.readouterr().err
     small.trained = False
-    assert swept("--corpus", "self") == 1
+    assert swept("--corpus", "self") == 4
     assert "expected trained weights; random weights have no meaningful perplexity" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_colours_pass_and_cursor_movements_do_not():
 @pytest.mark.parametrize(
     ("raised", "status", "said"),
     [
-        (EmadError("no such model"), 1, "emad: no such model\n"),
+        (EmadError("no such model"), 4, "emad: no such model\n"),
         (KeyboardInterrupt(), INTERRUPTED, "emad: interrupted\n"),
         (
             ConnectionRefusedError(111, "Connection refused"),
@@ -114,14 +114,14 @@ def test_a_pipe_that_breaks_where_there_is_no_output_is_a_status(monkeypatch):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-@pytest.mark.parametrize(("arguments", "status"), [("generate emad-nano Kai --tokens 1", 0), ("verify nowhere", 1)])
+@pytest.mark.parametrize(("arguments", "status"), [("generate emad-nano Kai --tokens 1", 0), ("verify nowhere", 4)])
 def test_a_closed_stream_is_no_traceback_and_goes_to_no_other(closed, arguments, status):
     words = f"{shlex.join(EMAD)} {arguments} {closed}"
     done = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=ROOT)
     assert "Traceback" not in done.stderr
     assert done.returncode == status
     assert bool(done.stdout) == (status == 0 and closed == "2>&-")
-    assert ("emad:" in done.stderr) == (status == 1 and closed == ">&-")
+    assert ("emad:" in done.stderr) == (status == 4 and closed == ">&-")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
@@ -130,7 +130,7 @@ def test_verbs_print_under_any_code_page(encoding, arguments):
     environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
     done = subprocess.run([*EMAD, *arguments], capture_output=True, env=environment, cwd=ROOT)
     assert b"Traceback" not in done.stderr
-    assert done.returncode == (0 if arguments[0] == "world" else 1)
+    assert done.returncode == (0 if arguments[0] == "world" else 4)
 
 
 def test_a_reader_that_leaves_costs_no_traceback():

@@ -73,7 +73,7 @@ def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lens_fit, "_measure_batches", cut)
     assert fitted(out) == INTERRUPTED
     monkeypatch.setattr(lens_fit, "_measure_batches", judged)
-    assert fitted(out) == 1
+    assert fitted(out) == 4
     assert "pass resume (--resume)" in capsys.readouterr().err
     assert fitted(out, "--resume") == 0
     assert fitted(tmp_path / "whole") == 0
@@ -96,7 +96,7 @@ def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
     ],
 )
 def test_bad_input_is_one_line(small, tmp_path, capsys, options, said):
-    assert fitted(tmp_path / "l", *options) == 1
+    assert fitted(tmp_path / "l", *options) == 4
     errors = capsys.readouterr().err.strip().splitlines()
     assert said in errors[-1]
     assert not (tmp_path / "l").exists()
@@ -104,7 +104,7 @@ def test_bad_input_is_one_line(small, tmp_path, capsys, options, said):
 
 def test_an_encoder_decoder_is_declined(small, tmp_path, capsys):
     small.model.config.is_encoder_decoder = True
-    assert fitted(tmp_path / "l") == 1
+    assert fitted(tmp_path / "l") == 4
     assert "expected a decoder-only model" in capsys.readouterr().err
 
 
@@ -125,7 +125,7 @@ def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
     assert depths("0") == {LAYERS}
     assert depths("99") == {1}
     small.fingerprint = "beef"
-    assert cli.main(["generate", "small", "hello", "--lens", str(tmp_path / "l"), "--entropy", "1"]) == 1
+    assert cli.main(["generate", "small", "hello", "--lens", str(tmp_path / "l"), "--entropy", "1"]) == 4
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
 
 
@@ -133,7 +133,7 @@ def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_pat
     out = tmp_path / "l"
     asked = ["generate", "small", "hello", "--lens", str(out), "--tokens", "8", "--divergence"]
     assert fitted(out) == 0
-    assert cli.main([*asked, "1"]) == 1
+    assert cli.main([*asked, "1"]) == 4
     assert "divergence=1.0, but expected a lens with a gate" in capsys.readouterr().err
     plain = load_lens(out)
     assert fitted(out, "--gate") == 0
@@ -159,5 +159,5 @@ def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_pat
     ],
 )
 def test_generate_refuses_half_of_it(small, capsys, options, said):
-    assert cli.main(["generate", "small", "hello", *options]) == 1
+    assert cli.main(["generate", "small", "hello", *options]) == 4
     assert said in capsys.readouterr().err

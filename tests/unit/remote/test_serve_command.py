@@ -50,7 +50,7 @@ from pytest_emad.remote.client import Connection, DecoderFailed
     ids=str,
 )
 def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
-    assert cli.main(["serve", "emad-nano", *arguments]) == 1
+    assert cli.main(["serve", "emad-nano", *arguments]) == 4
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines()[-1].startswith("emad: ")
@@ -64,7 +64,7 @@ def test_a_blank_path_is_a_usage_error(option, capsys):
     """For every verb, an unset variable is no file."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["serve", "emad-nano", option, " "])
-    assert ended.value.code == 2
+    assert ended.value.code == 4
     assert f"argument {option}: ' ', but expected a path" in capsys.readouterr().err
 
 
@@ -77,7 +77,7 @@ def test_a_listener_has_a_port_of_its_own(text, anywhere):
 def test_a_port_that_is_taken_is_a_clear_error(capfd):
     with server._open_listener("127.0.0.1:0", False) as listener:
         port = listener.getsockname()[1]
-        assert cli.main(["serve", "emad-nano", "--tcp", f"127.0.0.1:{port}"]) == 1
+        assert cli.main(["serve", "emad-nano", "--tcp", f"127.0.0.1:{port}"]) == 4
     assert "an address to listen on" in capfd.readouterr().err
 
 

@@ -350,4 +350,4 @@ def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):
     assert printed[: len(text(found)) - 1] == text(found)[:-1]
     assert " ".join(" ".join(printed).split()).endswith(f"report read from {tmp_path}")
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-    assert main(["report", str(tmp_path), "--text", "--out", "elsewhere"]) == 1
+    assert main(["report", str(tmp_path), "--text", "--out", "elsewhere"]) == 4

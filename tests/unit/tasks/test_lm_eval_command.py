@@ -31,7 +31,7 @@ def test_only_what_is_not_said_is_filled_in(argv, expected):
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
-    assert lm_eval.main([]) == 1
+    assert lm_eval.main([]) == 4
     assert capsys.readouterr().err == "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'\n"
 
 
@@ -45,10 +45,10 @@ def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path
     monkeypatch.setattr(tasks.TaskManager, "__init__", ours_alone)  # listing lm-eval's 14,000 files takes ten seconds
     before = sys.argv
     model = "pretrained=emad-nano,margin=0.2"  # a margin without a profile
-    assert lm_eval.main(["--model_args", model, "--tasks", "world_recall", "--limit", "1"]) == 1
+    assert lm_eval.main(["--model_args", model, "--tasks", "world_recall", "--limit", "1"]) == 4
     assert capsys.readouterr().err.splitlines()[-1].startswith("emad: margin=0.2, but expected a profile beside it")
     assert sys.argv is before
-    assert lm_eval.main(["--model_args", "pretrained=emad-nano,batch_size=2", "--tasks", "world_recall"]) == 1
+    assert lm_eval.main(["--model_args", "pretrained=emad-nano,batch_size=2", "--tasks", "world_recall"]) == 4
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("emad: lm_eval: TypeError(")
     assert "multiple values for keyword argument 'batch_size'" in last
@@ -57,7 +57,7 @@ def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path
 @pytest.mark.parametrize("words", [["--limit", "0"], ["--limit=-5"], ["-L", "nan"], ["-L", "inf"]])
 def test_a_limit_without_documents_is_refused_before_the_run(words, capsys):
     pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
-    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *words]) == 1
+    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *words]) == 4
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("emad: --limit=")
     assert last.endswith("or a share of them below 1, above 0; leave it out to take all")
@@ -69,5 +69,5 @@ def test_results_that_cannot_be_written_are_refused_before_the_run(words, capsys
     pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
     (tmp_path / "file").touch()
     argv = [word.format(tmp_path / "file") for word in words]
-    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *argv]) == 1
+    assert lm_eval.main(["--model_args", "pretrained=nowhere", "--tasks", "world_recall", *argv]) == 4
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"emad: --output_path='{tmp_path}/file")
