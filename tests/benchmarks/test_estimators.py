@@ -82,7 +82,7 @@ class WrongWayRound:
     """The same readout with the large factor stored as [V, r], to measure the effect of the layout."""
 
     def __init__(self, rows, found):
-        self.inner, self.outer = found.inner, found.outer.T.contiguous()
+        self.inner, self.outer = found.a, found.b.T.contiguous()
 
     def __call__(self, x):
         return ((x @ self.inner) @ self.outer.T).topk(K)

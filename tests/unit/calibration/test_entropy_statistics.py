@@ -166,7 +166,7 @@ def test_an_entropy_that_no_vocabulary_has_is_refused(value):
 
 
 def test_features_of_the_first_probe_need_one():
-    with pytest.raises(BadArgument, match="first_probe=None, but expected the layer that shows position×confidence"):
+    with pytest.raises(BadArgument, match="first_probe=None, but expected the layer that shows position×top1"):
         compute_trace_statistics(trace_of(1), GRID, None)
 
 

@@ -223,7 +223,7 @@ def test_a_conditioned_point_has_a_row_of_thresholds_per_bin(binned):
     point = binned.point(0.1)
     assert point.bins == GRID
     assert np.array(point.thresholds) == pytest.approx(np.array(binned.bin_targets_nats) - 0.1)
-    assert (point.name, point.family, point.margin_nats) == ("emad m=0.10 by position×confidence", "emad", 0.1)
+    assert (point.name, point.family, point.margin_nats) == ("emad m=0.10 by position×top1_probability", "emad", 0.1)
 
 
 def test_the_largest_margin_is_that_of_the_highest_bin(binned):
@@ -275,7 +275,7 @@ def test_quantile_thresholds_let_their_share_of_tokens_pass_at_each_probe():
 def test_quantile_thresholds_are_conditioned_and_fall_back_as_targets_do(binned):
     point = binned.point(quantile=0.5, schedule="free_eager")
     assert point.bins == GRID
-    assert point.name == "quantile q=0.5 free_eager by position×confidence"
+    assert point.name == "quantile q=0.5 free_eager by position×top1_probability"
     rows = np.array(point.thresholds)
     own, all_tokens = binned.quantile_nats(0.5), binned.drop_last_bin_features(2).quantile_nats(0.5)
     assert rows[[3, 5]].tolist() == own[[3, 5], :3].tolist()

@@ -238,7 +238,7 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_before_the_pass(stepper,
     [
         ({"probes": (4, 2)}, CORPORA, r"probes=\(4, 2\), but expected ascending"),
         ({"probes": (LAYERS,)}, CORPORA, r"probes=\(6,\), but expected ascending layers in 1–5"),
-        ({"probes": ()}, CORPORA, "first_probe=None, but expected the layer that shows position×confidence"),
+        ({"probes": ()}, CORPORA, "first_probe=None, but expected the layer that shows position×top1_probability"),
         ({"tokens": 0}, CORPORA, "tokens=0, but expected a count ≥ 1"),
         ({}, {}, r"corpora=\[\], but expected at least one corpus"),
     ],

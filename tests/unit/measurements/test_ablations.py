@@ -431,7 +431,7 @@ def test_recall_counts_the_true_largest_logits_among_those_retrieved(
     """Compared with logits of every layer from a separate pass; low-rank ones come from the factors' product."""
     fit = estimated.measure_agreement(named(estimated, "lowrank-12"), [0.0])
     parts = low_rank_factors(run.subject.stepper.unembedding.detach(), LOW_RANK.rank)
-    approximation = (parts.inner @ parts.outer).numpy()
+    approximation = (parts.a @ parts.b).numpy()
     unembedding = run.subject.stepper.unembedding.detach().double().numpy()
     shares = {probe: [] for probe in PROBES}
     for sequence in run.subject.cut_windows("evaluate", traces.READ):

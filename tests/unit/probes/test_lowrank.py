@@ -37,12 +37,12 @@ def states():
 def test_the_factors_are_the_svds_of_the_centred_unembedding(rows, rank):
     found, mean = low_rank_factors(rows, rank), rows.mean(dim=0)
     w, s, q = torch.linalg.svd(rows - mean, full_matrices=False)
-    assert torch.allclose(found.outer.T @ found.inner.T, (w[:, :rank] * s[:rank]) @ q[:rank], atol=1e-9)
+    assert torch.allclose(found.b.T @ found.a.T, (w[:, :rank] * s[:rank]) @ q[:rank], atol=1e-9)
     assert torch.allclose(found.mean, mean)
 
 
 def test_the_big_factor_is_stored_row_by_row_of_the_rank(rows):
-    outer = low_rank_factors(rows, 3).outer
+    outer = low_rank_factors(rows, 3).b
     assert outer.shape == (3, VOCABULARY)
     assert outer.is_contiguous()
 
@@ -51,7 +51,7 @@ def test_the_factors_are_the_same_in_chunks(rows, monkeypatch):
     whole = low_rank_factors(rows, 4)
     monkeypatch.setattr(estimators, "CHUNK", 70)
     parts = low_rank_factors(rows, 4)
-    assert torch.allclose(whole.outer.T @ whole.inner.T, parts.outer.T @ parts.inner.T, atol=1e-9)
+    assert torch.allclose(whole.b.T @ whole.a.T, parts.b.T @ parts.a.T, atol=1e-9)
 
 
 def test_the_mean_is_kept_for_the_softcap(rows, states):
