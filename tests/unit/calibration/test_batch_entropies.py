@@ -105,7 +105,7 @@ def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(
 
 
 def test_bins_that_need_a_probe_are_refused_without_one(nano: LoadedModel, batch: Sequence[TokenSequence]) -> None:
-    with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
+    with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows top1_probability"):
         measure_batch_statistics(nano.stepper, batch, ThresholdBinSpec(("top1_probability",)), None, (PROBE,))
 
 
