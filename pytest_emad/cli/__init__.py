@@ -1,6 +1,7 @@
 """The command ``emad``: one function per verb, and one function that declares the verb's arguments.
 
-The docstring of a verb's function is its help text. Bad input exits with status 1, in ``compare`` with 2.
+The docstring of a verb's function is its help text. Bad input exits with status 1, in ``accuracy`` and
+``compare`` with 2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from emad_ref.console import print_error, run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.names import require_weights_available
+from pytest_emad.cli.accuracy import NOT_COMPARABLE, add_accuracy_arguments, compare_evaluations
 from pytest_emad.cli.arguments import (
     CompletionAction,
     EmadParser,
@@ -60,12 +62,16 @@ Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 READ_REPORTS = "read reports"
+COMPARE_EVALUATIONS = "compare finished evaluations"
 # heading of `emad --help` → its verbs, each with its function and the function that declares its arguments
 VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
     "judge a model or a decoder": {
         "judge": (judge, add_judge_arguments),
         "same": (compare_models, add_same_arguments),
         "serve": (serve_decoder_over_wire_protocol, add_serve_arguments),
+    },
+    COMPARE_EVALUATIONS: {
+        "accuracy": (compare_evaluations, add_accuracy_arguments),
     },
     READ_REPORTS: {
         "report": (write_report_pages, add_report_arguments),
@@ -111,6 +117,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 4096),
     "connections": (1, MOST),
     "sessions": (1, MOST),
+    "items": (0, MOST),
     "idle": (0.001, MOST),
 }
 ABOVE_SMALLEST = ("rate",)  # arguments with an excluded smallest value
@@ -180,6 +187,9 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
     except EmadError as error:
         if args.verb in VERB_GROUPS[READ_REPORTS]:  # verbs that run pytest
             raise
+        if args.verb in VERB_GROUPS[COMPARE_EVALUATIONS]:  # status 1 means that accuracy fell
+            print_error(error)
+            return NOT_COMPARABLE
         own_error = EmadError(pytest_to_verb_option_names(str(error), add_arguments))
         if args.verb not in ("judge", "same"):  # their status 1 means a failed gate
             raise own_error from error
