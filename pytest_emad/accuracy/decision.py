@@ -228,7 +228,8 @@ def estimate_drop(
     differing = np.count_nonzero(columns[0].with_values((difference != 0).astype(np.int64)).independent_values)
     if equal and differing < FEWEST_DIFFERING:
         estimate = estimate_score_difference(*columns, threshold=margin, rng=rng, unit=UNIT)
-        return estimate, ScoreSpread(max(0.0, square - estimate.value**2), estimate.n, exact=False)
+        noise = max(0.0, float(differing) / estimate.n - abs(estimate.value))  # its bounds are on how many differ
+        return estimate, ScoreSpread(noise, estimate.n, exact=True)
     estimate = _studentised(difference, clusters, weights, margin, family, rng)
     return estimate, _spread_of(estimate, square)
 
@@ -280,8 +281,10 @@ def _name_tests(tests: Sequence[ScoreTest]) -> list[str]:
 
 def _finish(test: ScoreTest, spread: ScoreSpread, leg: Leg, prepared: LegTest, margin: float, family: int) -> ScoreTest:
     """The test with its leg, its detectable drops and, if open, its forecast in the leg's words."""
+    if prepared.leg.p_falsify is None:
+        return replace(test, leg=leg, detectable=DetectableDrops(None, None))  # too few items decide nothing
     detectable = find_detectable_drops(spread, margin, LEVEL / family, LEVEL)
-    if leg.outcome != "inconclusive" or prepared.leg.p_falsify is None:
+    if leg.outcome != "inconclusive":
         return replace(test, leg=leg, detectable=detectable)
     forecast = forecast_items(spread, test.estimate, margin, LEVEL / family, LEVEL, test.items)
     few = "shown neither to exceed the margin nor to stay below it"

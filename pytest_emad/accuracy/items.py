@@ -65,13 +65,16 @@ class ScoredTask:
 
 @dataclass(frozen=True)
 class TaskGroup:
-    """A group of tasks that is one test. ``by_size``: its score is the mean over items, else the mean of the tasks'."""
+    """A group of tasks that is one test.
+
+    ``by_size``: its score is the mean over items; False: that of its tasks' scores; None: both means are equal here.
+    """
 
     name: str
     metric: str
     filter: str
     members: Sequence[str]
-    by_size: bool
+    by_size: bool | None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ mean over tasks.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -239,12 +240,13 @@ def _find_groups(results: Mapping[str, Any], tasks: set[str]) -> tuple[list[Task
             continue
         for key, score in scores[group].items():
             metric, _, name = key.partition(",")
-            by_size = _infer_weights(key, score, leaves, results)
-            if by_size is None:
+            plain, by_size = _group_means(key, leaves, results)
+            fits_plain, fits_size = (abs(mean - score) <= CLOSE for mean in (plain, by_size))
+            if not (fits_plain or fits_size):
                 reason = "a group whose score is neither the mean over items nor that over its tasks"
                 omissions.append(Omission(f"{group}: {key}", 1, reason))
                 continue
-            groups.append(TaskGroup(group, metric, name, leaves, by_size))
+            groups.append(TaskGroup(group, metric, name, leaves, None if fits_plain and fits_size else fits_size))
     return groups, omissions
 
 
@@ -265,17 +267,15 @@ def _descendants(group: str, members: Mapping[str, Sequence[str]]) -> list[str]:
     return list(found)
 
 
-def _infer_weights(key: str, score: float, leaves: Sequence[str], results: Mapping[str, Any]) -> bool | None:
-    """Whether the group's ``score`` is its tasks' mean by size; False: the plain mean; None: neither."""
+def _group_means(key: str, leaves: Sequence[str], results: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean of the tasks' scores, and by their sizes; NaN if the results lack one."""
     scores, sizes = _table(results, "results"), _table(results, "n-samples")
     parts = [(_table(scores, leaf).get(key), _table(sizes, leaf).get("effective")) for leaf in leaves]
     known = [(float(part), size) for part, size in parts if isinstance(part, int | float) and isinstance(size, int)]
     if len(known) < len(parts):
-        return None
+        return math.nan, math.nan
     by_size = sum(part * size for part, size in known) / sum(size for _, size in known)
-    if abs(by_size - score) <= CLOSE:
-        return True
-    return False if abs(sum(part for part, _ in known) / len(known) - score) <= CLOSE else None
+    return sum(part for part, _ in known) / len(known), by_size
 
 
 # ---------------------------------------------------------------- texts

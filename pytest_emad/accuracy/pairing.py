@@ -8,7 +8,7 @@ since items that fail are rarely a random sample; the caller can ask for the com
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -82,14 +82,14 @@ def pair_evaluations(base: Evaluation, candidate: Evaluation, options: PairingOp
         BadArgument: a task or metric that neither side has.
     """
     _require_two_runs(base, candidate)
-    groups = [group for group in base.groups if group in candidate.groups]
+    groups = _common_groups(base, candidate)
     wanted, groups, skipped = _choose_tasks(base, candidate, groups, options)
     tasks = {(task.task, task.filter): task for task in base.tasks if task.task in wanted}
     others = {(task.task, task.filter): task for task in candidate.tasks if task.task in wanted}
     omissions = [*_side_omissions(base, candidate, wanted), *skipped]
     omissions += _require_same_tasks(tasks, others, base, candidate, options)
     notes = [f"{name}: {note}" for name, side in ((BASE, base), (CANDIDATE, candidate)) for note in side.notes]
-    notes += _group_notes(base, candidate)
+    notes += _group_notes(base, candidate, groups)
     scores: list[PairedScores] = []
     for key, task in tasks.items():
         if key in others:
@@ -148,11 +148,22 @@ def _side_omissions(base: Evaluation, candidate: Evaluation, wanted: set[str]) -
             yield Omission(f"{omission.subject} ({CANDIDATE})", omission.count, omission.reason)
 
 
-def _group_notes(base: Evaluation, candidate: Evaluation) -> Iterator[str]:
-    for name, mine, theirs in ((BASE, base, candidate), (CANDIDATE, candidate, base)):
-        for group in mine.groups:
-            if group not in theirs.groups:
-                other = CANDIDATE if name == BASE else BASE
+def _common_groups(base: Evaluation, candidate: Evaluation) -> list[TaskGroup]:
+    """Groups of both sides with the same tasks and weights; weights that one side leaves open are the other's."""
+    groups = []
+    for mine in base.groups:
+        for theirs in candidate.groups:
+            known = {mine.by_size, theirs.by_size} - {None}
+            if replace(mine, by_size=None) == replace(theirs, by_size=None) and len(known) < 2:
+                groups.append(replace(mine, by_size=next(iter(known), True)))
+    return groups
+
+
+def _group_notes(base: Evaluation, candidate: Evaluation, groups: Sequence[TaskGroup]) -> Iterator[str]:
+    common = {(group.name, group.metric, group.filter) for group in groups}
+    for name, side, other in ((BASE, base, CANDIDATE), (CANDIDATE, candidate, BASE)):
+        for group in side.groups:
+            if (group.name, group.metric, group.filter) not in common:
                 yield f"{group.name} is a group of {name} alone, or has other tasks or weights there than in {other}"
 
 

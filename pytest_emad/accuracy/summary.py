@@ -11,53 +11,47 @@ from pytest_emad.accuracy.comparison import AccuracyComparison
 from pytest_emad.accuracy.decision import ScoreTest, format_points
 from pytest_emad.accuracy.differing_items import DifferingItem
 from pytest_emad.report.tables import Cell, Row, escape_markdown, escape_markdown_paragraph, format_text_table
+from pytest_emad.statistics.accuracy_power import DetectableDrops
 from pytest_emad.statistics.number_format import ABSENT
 
 PROMPT_END, ANSWER_START = 300, 200  # characters that a terminal and Markdown show
-DETECTABLE = "4 of 5 tell"
-# what the columns of a test mean, below the first table
+DETECTABLE = "tells, %"
+# below the first table
 LEGEND = (
-    f"{DETECTABLE}: true drops that four of five samples of this size would show to exceed the margin (≥) or to stay "
-    "below it (≤). −/+: items lost and gained."
+    "tells: four of five samples of this size show that a true drop of the first number exceeds the margin, or "
+    "that one of the second stays below it. −/+: items lost and gained."
 )
 PARTS = 10  # tasks of a group that a terminal shows
 WITHOUT_VERDICT = "tasks of a group, without a verdict of their own"
 
 
 def score_test_row(test: ScoreTest) -> Row:
-    """The line of a test, and of a task of a group."""
-    detectable = {} if test.detectable is None else {DETECTABLE: Cell(_detectable_text(test))}
+    """The line of a test, and of a task of a group; shares in percent."""
+    detectable = {} if test.detectable is None else {DETECTABLE: Cell(_detectable_text(test.detectable))}
     verdict = {} if test.detectable is None else {"verdict": Cell(test.leg.outcome)}
     return {
         "task": Cell(test.name or test.task),
         "items": Cell(f"{test.items:,}", test.items),
         **detectable,
-        "accuracy": Cell(f"{_points(test.base)} → {_points(test.candidate)} %", [test.base, test.candidate]),
+        "accuracy, %": Cell(f"{100 * test.base:.1f} → {100 * test.candidate:.1f}", [test.base, test.candidate]),
         "−/+": Cell(f"{test.lost:,}/{test.gained:,}", [test.lost, test.gained]),
-        "drop [95 %]": Cell(_drop_text(test), test.leg.estimate),
+        "drop, % [95 %]": Cell(_drop_text(test), test.leg.estimate),
         **verdict,
     }
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:z.2f}"
+def _points(share: float | None) -> str:
+    return ABSENT if share is None else f"{100 * share:z.2f}"
 
 
 def _drop_text(test: ScoreTest) -> str:
     bounds = test.leg.interval
     interval = ABSENT if bounds is None else f"[{', '.join(map(_points, bounds))}]"
-    return f"{_points(test.estimate.value)} {interval} %"
+    return f"{_points(test.estimate.value)} {interval}"
 
 
-def _detectable_text(test: ScoreTest) -> str:
-    assert test.detectable is not None
-    found = test.detectable
-    parts = [
-        f"≥ {_points(found.falsified)}" if found.falsified is not None else "",
-        f"≤ {_points(found.survived)}" if found.survived is not None else "",
-    ]
-    text = ", ".join(part for part in parts if part)
-    return f"{text} %" if text else ABSENT
+def _detectable_text(found: DetectableDrops) -> str:
+    return f"{_points(found.falsified)} / {_points(found.survived)}"
 
 
 def side_lines(comparison: AccuracyComparison) -> list[str]:

@@ -21,7 +21,7 @@ from pytest_emad.statistics.legs import Side
 
 POWER = 0.8
 Z_POWER = float(stats.norm.ppf(POWER))
-LOWEST = -0.9  # a gain that no comparison of two models has
+LARGEST = 0.9  # drop or gain: larger ones need no statistics
 STEPS = 14  # of a bisection: a drop to a hundredth of a point
 FINENESS = 100  # a number of items to one per cent
 
@@ -83,8 +83,8 @@ def find_detectable_drops(
     def survives(drop: float) -> bool:
         return spread.p_value(drop, margin, "below") <= error_below
 
-    above = _bisect(margin, 1.0, falsifies) if falsifies(1.0) else None
-    below = _bisect(margin, LOWEST, survives) if survives(LOWEST) else None
+    above = _bisect(margin, LARGEST, falsifies) if falsifies(LARGEST) else None
+    below = _bisect(margin, -LARGEST, survives) if survives(-LARGEST) else None
     return DetectableDrops(above, below)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pytest_emad.accuracy.comparison import compare_accuracy
 from pytest_emad.accuracy.loading import read_evaluation
 from tests.evaluation_folders import (
     DATE,
@@ -93,6 +94,21 @@ def test_weights_of_a_group_are_those_of_its_own_score(tmp_path: Path, by_size: 
     evaluation = read_evaluation(write_lm_eval(tmp_path, tasks, groups=groups, by_size=by_size))
     (group,) = evaluation.groups  # the outermost
     assert (group.name, list(group.members), group.by_size) == ("outer", ["a", "b"], by_size)
+
+
+def test_weights_that_equal_scores_leave_open_are_those_of_the_other_side(tmp_path: Path) -> None:
+    """Both tasks of BASE have one score, so its group's score does not tell how it weighs them."""
+    sides = []
+    for name, date, few in (("base", DATE, 5), ("candidate", LATER, 2)):
+        tasks = {
+            "a": [choice_row(n, {"acc": float(n < 15)}) for n in range(30)],
+            "b": [choice_row(n, {"acc": float(n < few)}) for n in range(10)],
+        }
+        groups = {"both": ["a", "b"]}
+        sides.append(write_lm_eval(tmp_path / name, tasks, model=name, date=date, groups=groups, by_size=False))
+    assert [read_evaluation(side).groups[0].by_size for side in sides] == [None, False]
+    (test,) = compare_accuracy(*sides).tests
+    assert test.leg.estimate == pytest.approx((0 + 0.3) / 2)
 
 
 def test_a_group_of_unknown_weights_is_left_out_by_name(tmp_path: Path) -> None:
