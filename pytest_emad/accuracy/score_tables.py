@@ -74,6 +74,10 @@ def _iterate_jsonl(path: Path, argument: str) -> Iterator[tuple[int, dict[str, A
 def _iterate_csv(path: Path, argument: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(read_lines(path, argument), strict=True)
     try:
+        names = reader.fieldnames or []
+        if len(set(names)) < len(names):
+            reason = f"its header is {', '.join(names)}"
+            raise BadFile(argument, path, "each column once", reason, "name the columns task, id and score")
         for row in reader:
             if None in row or None in row.values():
                 reason = f"line {reader.line_num} has another number of cells than the header"

@@ -377,6 +377,27 @@ def a_line_with_a_cell_too_many(folder: Path) -> Pair:
     return pair
 
 
+@damage("its header is task, id, score, score", "name the columns task, id and score")
+def a_column_twice(folder: Path) -> Pair:
+    pair = tables(folder, suffix=".csv")
+    pair[1].write_text("task,id,score,score\nt,0,1,0\n")
+    return pair
+
+
+@damage("it has none", "evaluate again")
+def a_table_of_a_header_alone(folder: Path) -> Pair:
+    pair = tables(folder, suffix=".csv")
+    pair[1].write_text("task,id,score\n")
+    return pair
+
+
+@damage("line 2 has no task, but task;id;score", "name the columns task, id and score")
+def a_table_with_semicolons(folder: Path) -> Pair:
+    pair = tables(folder, suffix=".csv")
+    pair[1].write_text("task;id;score\nt;0;1\n")
+    return pair
+
+
 @damage("id '2' stands 2 times", "keep one row for each item")
 def an_id_twice_in_a_table(folder: Path) -> Pair:
     return tables(folder, {"task": "t", "id": 2, "score": 0})
