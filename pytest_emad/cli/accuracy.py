@@ -108,4 +108,6 @@ def add_accuracy_arguments(sub: argparse.ArgumentParser) -> None:
         "emad accuracy results/base results/candidate --margin 0.5% --task mmlu gsm8k --inconclusive fail",
         "emad accuracy logs/base.eval logs/candidate.eval --html drop.html",
         "emad accuracy base.csv candidate.csv --cluster paragraph --markdown",
+        "emad accuracy results/base results/candidate --metric acc exact_match --common-items --items 20",
+        "emad accuracy results/base results/candidate --allow-changed-prompts --json",
     )
