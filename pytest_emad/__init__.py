@@ -5,6 +5,9 @@ Most users import nothing: ``pytest suites/`` and ``emad judge`` do the work. Wh
 Judge and read results
     ``judge`` decides claims in this process, ``read_report`` reads a run's report, or raises ``BadReport``. Both give
     ``RunResults``: claims, legs, points and tables as pandas frames.
+Compare finished evaluations
+    ``compare_accuracy`` decides whether accuracy fell between two evaluations of lm-eval, inspect_ai or a table. It
+    returns an ``AccuracyComparison``: tasks and lost items as pandas frames.
 Plot them
     ``plot_profile``, ``plot_depth_by_position``, ``plot_cost_against_quality`` and ``plot_explorer``.
 Use an exit that ``emad screen`` found
@@ -28,6 +31,8 @@ _HOMES = {  # in the order of the docstring
     "read_report": "pytest_emad.notebook",
     "BadReport": "pytest_emad.report.schema",
     "RunResults": "pytest_emad.notebook",
+    "compare_accuracy": "pytest_emad.accuracy.comparison",
+    "AccuracyComparison": "pytest_emad.accuracy.comparison",
     "plot_profile": "pytest_emad.notebook",
     "plot_depth_by_position": "pytest_emad.notebook",
     "plot_cost_against_quality": "pytest_emad.notebook",

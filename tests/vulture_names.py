@@ -17,6 +17,7 @@ _repr_html_  # display of an object in a notebook
 fit_translators, attach_translators, decoded_columns  # also lazy: docs/lens.md
 features_of_windows  # docs/screen.md
 state_translators_to_tensors, state_translators_from_tensors  # for files that contain translators and other content
+emad_accuracy  # a fixture of users' suites: docs/accuracy.md
 shallow_point  # requested by name in suites/fidelity
 row_kv  # K and V of a row, which laws compare and mutants change
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown, ask_again  # Hypothesis's state machine

@@ -1,6 +1,6 @@
 """The command ``emad``: one function per verb, and one function that declares the verb's arguments.
 
-The docstring of a verb's function is its help text. The page docs/exit-status.md lists the exit statuses.
+The docstring of a verb's function is its help text. docs/command-line.md lists the exit statuses.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from emad_ref.console import run_cli_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.names import require_weights_available
+from pytest_emad.cli.accuracy import add_accuracy_arguments, compare_evaluations
 from pytest_emad.cli.arguments import (
     CompletionAction,
     EmadParser,
@@ -60,12 +61,16 @@ Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
 
 READ_REPORTS = "read reports"
+COMPARE_EVALUATIONS = "compare finished evaluations"
 # heading of `emad --help` → its verbs, each with its function and the function that declares its arguments
 VERB_GROUPS: dict[str, dict[str, tuple[Verb, Arguments]]] = {
     "judge a model or a decoder": {
         "judge": (judge, add_judge_arguments),
         "same": (compare_models, add_same_arguments),
         "serve": (serve_decoder_over_wire_protocol, add_serve_arguments),
+    },
+    COMPARE_EVALUATIONS: {
+        "accuracy": (compare_evaluations, add_accuracy_arguments),
     },
     READ_REPORTS: {
         "report": (write_report_pages, add_report_arguments),
@@ -111,6 +116,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "threads": (1, 4096),
     "connections": (1, MOST),
     "sessions": (1, MOST),
+    "items": (0, MOST),
     "idle": (0.001, MOST),
 }
 ABOVE_SMALLEST = ("rate",)  # arguments with an excluded smallest value
@@ -178,7 +184,7 @@ def _run_verb(argv: Sequence[str] | None) -> int | None:
             require_loadable_models(args)
         status: int | None = run(args)
     except EmadError as error:
-        if args.verb in VERB_GROUPS[READ_REPORTS]:  # verbs that run pytest
+        if args.verb in (*VERB_GROUPS[READ_REPORTS], *VERB_GROUPS[COMPARE_EVALUATIONS]):  # pytest's options, or none
             raise
         raise EmadError(pytest_to_verb_option_names(str(error), add_arguments)) from error
     return status

@@ -12,6 +12,7 @@ import pytest
 from emad_ref.errors import BadArgument, stop_run_on_error
 from pytest_emad.report.provenance import collect_provenance
 from pytest_emad.run import subprocesses, terminal
+from pytest_emad.run.accuracy_gate import AccuracyGate
 from pytest_emad.run.decoder_providers import make_guarded_decoder
 from pytest_emad.run.options import RunSettings, get_run_settings, load_claims_register
 from pytest_emad.run.recorder import Recorder, decide_and_record_claim
@@ -41,6 +42,17 @@ if TYPE_CHECKING:
 def emad_settings(pytestconfig: pytest.Config) -> RunSettings:
     """This run's validated options."""
     return get_run_settings(pytestconfig)
+
+
+@pytest.fixture
+def emad_accuracy(pytestconfig: pytest.Config) -> AccuracyGate:
+    """Compares two finished evaluations: ``emad_accuracy(base, candidate, margin=0.01)`` fails the test by the verdict.
+
+    It fails if accuracy fell by more than the margin, or if the evaluations cannot be compared. An inconclusive
+    comparison warns, or fails under ``--emad-inconclusive fail``. It returns the ``AccuracyComparison``. Further
+    arguments are those of ``pytest_emad.compare_accuracy``. No model is loaded.
+    """
+    return AccuracyGate(get_run_settings(pytestconfig).gating.inconclusive)
 
 
 @pytest.fixture(scope="session")

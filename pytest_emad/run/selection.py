@@ -50,9 +50,15 @@ def is_timing_or_energy_test(item: pytest.Item) -> bool:
     return bool(emad_marker_arguments(item)["measures"]) or environment.is_cost_test(item)
 
 
+ACCURACY_FIXTURE = "emad_accuracy"
+
+
 def is_plugin_test(item: pytest.Item) -> bool:
-    """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of its fixtures."""
-    fixtures = getattr(item, "fixturenames", ())
+    """Whether ``item`` belongs to this plugin: a shipped test, a test of a claim, or a user of its fixtures.
+
+    ``emad_accuracy`` does not count: it compares files, without a model or a device.
+    """
+    fixtures = set(getattr(item, "fixturenames", ())) - {ACCURACY_FIXTURE}
     marked = environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
     return marked or any(name.startswith("emad_") for name in fixtures)
 

@@ -176,6 +176,16 @@ def _table_probabilities(n: int, lost: float, gained: float) -> tuple[NDArray[np
     return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
 
 
+def accuracy_drop_pvalues(lost: float, gained: float, n: int, *, threshold: float) -> tuple[float, float]:
+    """(p_above, p_below) of ``estimate_accuracy_drop`` for shares ``lost`` and ``gained`` of ``n`` items."""
+    return _DiscordantShares(lost, gained, n).tails(threshold)
+
+
+def count_effective_items(reference_correct: ByItem, candidate_correct: ByItem) -> int:
+    """Number of independent items that ``estimate_accuracy_drop`` counts: items in clusters count as fewer."""
+    return _discordant_shares(reference_correct, candidate_correct).n
+
+
 def items_needed_to_decide(
     reference_correct: ByItem, candidate_correct: ByItem, *, threshold: float, error: float, most: int = 10_000_000
 ) -> int | None:
