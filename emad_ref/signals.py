@@ -152,7 +152,7 @@ class Signal:
     ``early_exit``   whether ``exit_rules.early_exit_point`` builds rules with it, as in the early-exit papers.
     ``sweeps``       its comparisons of thresholds: ``criterion``, criteria at equal probes; ``front``, against EMAD by
                      quantiles of its values (``replay.grids``); ``screening``, the search for an exit, which needs
-                     ``thresholds``. docs/layout.md says where each stands.
+                     ``thresholds``.
     ``thresholds``   the range of its thresholds, if bounded.
     """
 

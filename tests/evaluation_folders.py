@@ -80,7 +80,7 @@ def write_lm_eval(
         entry: dict[str, Any] = {"alias": task}
         for name in metrics:
             for each in filters:
-                values = [row[name] for row in rows if row["filter"] == each]
+                values = [row[name] for row in rows if row["filter"] == each and name in row]
                 if all(isinstance(value, int | float) for value in values):
                     entry |= {f"{name},{each}": float(np.mean(values)), f"{name}_stderr,{each}": "N/A"}
         results["results"][task] = entry

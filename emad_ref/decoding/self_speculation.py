@@ -12,10 +12,11 @@ and verification share one session and one cache, so no token runs a layer twice
 point's ceiling, whatever ``Drafting`` says (up to ties of two logits by rounding); only the cost changes. A token
 outside S has no probability under the draft, and the acceptance rule stays exact.
 
-In the record (model 0) every token of a round occurs twice: as ``draft`` at depth e, not kept, and as ``verify`` at the
-ceiling. With a gate the last position of each prompt does too, as ``draft`` and ``decode``. So layers up to e run draft
-rows, layers above e run verify rows, and both run the opening's rows. The head runs once per verify row and per draft
-row, except the last draft row of a round, whose proposal is unused. Copies run neither gate nor head.
+In the record (model 0) every token of a round that drafts or copies occurs twice: as ``draft`` at depth e, not kept,
+and as ``verify`` at the ceiling. So layers up to e run draft rows, and layers above e run verify rows. The head runs
+once per verify row, and per draft row from whose state some row may draft. A round in which no row drafts runs neither
+gate nor head for its copies. ``draft`` also reads the gate at the last position of each prompt, which then occurs as
+``draft`` and ``decode``; ``DraftingDecoder`` decodes a number of rows without lengths as single steps, ``decode``.
 
 ``run_drafting_round`` is the round above. Two classes run its layers: ``draft`` and ``self_speculate`` go through the
 protocol, with any decoder whose capabilities say ``deepens``, read all logits of a draft and drop those outside S;
@@ -119,7 +120,7 @@ class Drafting:
     lens : str or None
         Digest of the attached lens of the drafts' readout; None: the model's own head.
     gate : EntropyEstimator or None
-        A linear estimator of the signal ``divergence`` with one probe, ``layer``; None without a threshold.
+        A linear estimator of the signal ``divergence`` with one probe, ``layer``; needed for a finite threshold.
     vocabulary : int64 [k] or None
         Ascending ids whose rows of the head a draft reads; None: all.
     copied : int
@@ -535,9 +536,9 @@ def _propose_one_by_one(
 class DraftingDecoder(WalkedDecoder):
     """Greedy self-speculation of one model by ``drafting``.
 
-    Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts as many tokens as every row of the
-    batch has positions left, so each request fits that fits without drafts. Rounds of as many rows as do not draft
-    (``Drafting.lengths_at``) are steps at full depth.
+    Its sessions are those of a decoder at ``drafting_point(layers)``. A round drafts no more tokens than the row with
+    the fewest positions left can hold, so each request fits that fits without drafts. With a number of rows without
+    lengths (``Drafting.lengths_at``) a round is one step at full depth.
 
     Parameters
     ----------

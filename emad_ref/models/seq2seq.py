@@ -344,7 +344,7 @@ class Seq2SeqStepper:
             BadArgument: other shapes or values, or a cache without sources.
         """
         if not isinstance(cache, Seq2SeqKVCache) or cache.encoded is None:
-            raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
+            raise BadArgument("cache", cache, "a cache that holds sources", "make it with open_cache(sources)")
         running = make_running_rows(self.layers, positions, cache, rows, lengths, None, caps, by_rule)
         return Seq2SeqLayerInputs(self, running, cache, cache.encoded)
 

@@ -1,6 +1,6 @@
 """Decides a paired comparison: a leg per task or group, Holm over legs to falsify, each at its own level to survive.
 
-Right-or-wrong scores take Tango's score with its exact tail; scores in between a studentised bootstrap of differences,
+Right-or-wrong scores of equal weight take Tango's score; all others a studentised bootstrap of differences,
 which also pays for an item that loses everything and that no sample shows. Items that share a document are one cluster.
 A group is one test by its own weights, and its tasks are a table beside it, without a verdict of their own.
 
@@ -19,7 +19,7 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
 from pytest_emad.accuracy.items import Omission, TaskGroup
-from pytest_emad.accuracy.pairing import PairedEvaluations, PairedScores
+from pytest_emad.accuracy.pairing import PairedEvaluations, PairedScores, number_clusters
 from pytest_emad.statistics.accuracy import count_effective_items, estimate_accuracy_drop, estimate_score_difference
 from pytest_emad.statistics.accuracy_power import (
     DetectableDrops,
@@ -137,7 +137,6 @@ def _split_groups(
 ) -> tuple[list[PairedScores], list[tuple[TaskGroup, list[PairedScores]]], list[Omission]]:
     """Tests of single tasks, tests of groups, and metrics of group members that the group does not aggregate."""
     grouped: list[tuple[TaskGroup, list[PairedScores]]] = []
-    members = {member for group in paired.groups for member in group.members}
     for group in paired.groups:
         found = [
             scores
@@ -153,7 +152,7 @@ def _split_groups(
     for scores in paired.scores:
         if id(scores) in used:
             continue
-        if scores.task in members and scores.task in inside:
+        if scores.task in inside:
             omissions[scores.metric] += len(scores.ids)
         else:
             singles.append(scores)
@@ -195,13 +194,13 @@ def _join_clusters(parts: Sequence[PairedScores]) -> Ints:
     """[items] clusters of several tasks: items of two tasks with one document are one cluster."""
     if len(parts) == 1:
         return parts[0].clusters
-    texts = [
-        scored.clusters[place]
-        for part in parts
-        for scored, place in ((part.sides[0], int(place)) for place in part.places[:, 0])
-    ]
-    numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    return number_clusters(
+        [
+            (part.sides[0].clusters[int(mine)], part.sides[1].clusters[int(theirs)])
+            for part in parts
+            for mine, theirs in part.places
+        ]
+    )
 
 
 def estimate_drop(
@@ -250,7 +249,7 @@ def _studentised(
         # clusters at random in each block, so that their sums are as independent as the clusters are
         units = (rng.permutation(independent) % BLOCKS)[membership.document_index].astype(np.int64)
     sums, counts = ByItem(difference * weights, units), ByItem(weights, units)
-    draws = draw_document_counts(min(independent, len(np.unique(units))), required_resamples(family), rng)
+    draws = draw_document_counts(len(np.unique(units)), required_resamples(family), rng)
     worst = 1.0 if independent * margin < UNSEEN_EXCLUDED else None
     estimate = mean_rate(sums, counts, threshold=margin, rng=rng, unit=UNIT, draws=draws, worst=worst)
     return replace(estimate, n=independent)

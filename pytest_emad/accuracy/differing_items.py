@@ -1,7 +1,7 @@
 """Items that the candidate lost or gained, in the order in which a reader learns most from them.
 
-Every task takes turns, and within a task lost and gained ones do, so that the first ten show all kinds. Among items of
-one kind those come first whose answers are equal on both sides, which shows a scorer that changed; then the largest
+Every task takes turns, and within a task lost and gained ones do, so that the first ones show many kinds. Among items
+of one kind those come first whose answers are equal on both sides though their scores differ; then the largest
 difference of scores; then the largest change of the target's lead in log-likelihood, since a small one is a tie that
 rounding decides; then the shortest prompts.
 """
@@ -47,14 +47,18 @@ class DifferingItem:
 
     @property
     def has_equal_answers(self) -> bool:
-        return (self.base.answer, self.base.response) == (self.candidate.answer, self.candidate.response)
+        """Whether both sides gave the same answer, as far as the files say what they gave."""
+        return bool(self.base.answer) and (self.base.answer, self.base.response) == (
+            self.candidate.answer,
+            self.candidate.response,
+        )
 
 
 def list_differing_items(tests: Sequence[ScoreTest]) -> list[DifferingItem]:
     """Every item with another score, once per task, the most instructive first."""
     queues: defaultdict[tuple[str, str], list[DifferingItem]] = defaultdict(list)
     listed: set[tuple[str, str]] = set()
-    ordered = sorted(tests, key=lambda test: OUTCOMES.index(test.leg.outcome) if test.leg.outcome in OUTCOMES else 3)
+    ordered = sorted(tests, key=lambda test: OUTCOMES.index(test.leg.outcome))
     for scores in (scores for test in ordered for scores in test.scores):
         for item in _iterate_items(scores):
             if (item.task, item.id) not in listed:

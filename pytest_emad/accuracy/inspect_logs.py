@@ -280,4 +280,4 @@ def _texts_of(sample: Mapping[str, Any]) -> ItemTexts:
         for score in sample["scores"].values()
         if isinstance(score, dict) and score.get("answer") is not None
     ]
-    return ItemTexts(prompt, target, answers[0] if answers else "(the log names no answer)")
+    return ItemTexts(prompt, target, answers[0] if answers else "")

@@ -2,7 +2,7 @@
 
 An evaluation has tasks, a task has items, and an item has one score per metric. lm-eval scores a task once per filter,
 so a ``ScoredTask`` is one task under one filter. Texts of items (prompt, answers) stay in their files until someone
-asks for a few of them: only items that one side lost are shown.
+asks for some of them: only items whose score differs are shown.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import BadFile, resolve_path
@@ -40,10 +42,6 @@ class PairedScores:
     clusters: Ints
     places: Ints
     sides: tuple[ScoredTask, ScoredTask]
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.task, self.metric, self.filter
 
     def read_texts(self, indices: Sequence[int]) -> list[tuple[ItemTexts, ItemTexts]]:
         """Texts of items on either side."""
@@ -86,7 +84,7 @@ def pair_evaluations(base: Evaluation, candidate: Evaluation, options: PairingOp
     wanted, groups, skipped = _choose_tasks(base, candidate, groups, options)
     tasks = {(task.task, task.filter): task for task in base.tasks if task.task in wanted}
     others = {(task.task, task.filter): task for task in candidate.tasks if task.task in wanted}
-    omissions = [*_side_omissions(base, candidate, wanted), *skipped]
+    omissions = [*_side_omissions(base, candidate), *skipped]
     omissions += _require_same_tasks(tasks, others, base, candidate, options)
     notes = [f"{name}: {note}" for name, side in ((BASE, base), (CANDIDATE, candidate)) for note in side.notes]
     notes += _group_notes(base, candidate, groups)
@@ -97,7 +95,7 @@ def pair_evaluations(base: Evaluation, candidate: Evaluation, options: PairingOp
             scores += found
             omissions += left_out
             notes += said
-    scores, dropped = _choose_metrics(scores, options, base)
+    scores, dropped = _choose_metrics(scores, options)
     return PairedEvaluations(tuple(scores), tuple(groups), (*omissions, *dropped), tuple(notes))
 
 
@@ -137,7 +135,7 @@ def _choose_tasks(
     return wanted, chosen, omissions
 
 
-def _side_omissions(base: Evaluation, candidate: Evaluation, wanted: set[str]) -> Iterator[Omission]:
+def _side_omissions(base: Evaluation, candidate: Evaluation) -> Iterator[Omission]:
     """What the readers left out, once if both sides left out the same."""
     mine, theirs = list(base.omissions), list(candidate.omissions)
     for omission in mine:
@@ -219,7 +217,7 @@ def _pair_task(
     pairs = np.asarray(common, dtype=np.int64)
     _require_same_documents(mine, theirs, common, text)
     notes = [*_note_changed_prompts(mine, theirs, common, text, options)]
-    clusters = _number([mine.clusters[index] for index, _ in common])
+    clusters = number_clusters([(mine.clusters[index], theirs.clusters[other]) for index, other in common])
     found = []
     for metric in mine.scores:
         if metric not in theirs.scores:
@@ -235,6 +233,8 @@ def _pair_task(
                 raise BadFile(CANDIDATE, theirs.source, "the same metrics for every item", reason, remedy)
             omissions.append(Omission(f"{text}: items", absent, f"without {metric} on both sides or one"))
         kept = np.flatnonzero(there)
+        if not len(kept):
+            continue
         names = tuple(mine.ids[index] for index in pairs[kept, 0])
         found.append(
             PairedScores(
@@ -300,14 +300,24 @@ def _note_changed_prompts(
         yield f"{counted}, allowed by {CHANGED}"
 
 
-def _number(texts: Sequence[str]) -> Ints:
-    """One number for each distinct text."""
-    numbers: dict[str, int] = {}
-    return np.asarray([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+def number_clusters(texts: Sequence[tuple[str, str]]) -> Ints:
+    """int64 [items] one number for items that share a cluster on either side, directly or by others between them.
+
+    ``texts``: the cluster of each item by BASE and by CANDIDATE.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    nodes = [[numbers.setdefault((side, text), len(numbers)) for side, text in enumerate(both)] for both in texts]
+    if not nodes:
+        return np.zeros(0, dtype=np.int64)
+    ends = np.asarray(nodes, dtype=np.int64)
+    edges = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(len(numbers), len(numbers)))
+    _, component = connected_components(edges, directed=False)
+    found: Ints = component[ends[:, 0]].astype(np.int64)
+    return found
 
 
 def _choose_metrics(
-    scores: Sequence[PairedScores], options: PairingOptions, base: Evaluation
+    scores: Sequence[PairedScores], options: PairingOptions
 ) -> tuple[list[PairedScores], list[Omission]]:
     if not options.metrics:
         return list(scores), []

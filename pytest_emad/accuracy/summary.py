@@ -65,7 +65,7 @@ def side_lines(comparison: AccuracyComparison) -> list[str]:
 
 def omission_lines(comparison: AccuracyComparison) -> list[str]:
     """One line for each kind of thing that no verdict uses."""
-    return [f"{each.subject}: {each.count:,} {each.reason}" for each in comparison.omissions]
+    return [f"{each.subject}: {each.reason} ({each.count:,})" for each in comparison.omissions]
 
 
 def reason_lines(comparison: AccuracyComparison) -> list[str]:
@@ -106,7 +106,7 @@ def clipped(text: str, length: int, end: bool = False) -> str:
 def item_heading(item: DifferingItem) -> str:
     where = f"{item.task} ({item.filter})" if item.filter not in ("", "none") else item.task
     lead = "" if item.lead_change is None else f"; the target's lead changed by {item.lead_change:+.3g} nats"
-    same = "; both answers are equal, so the scorer changed" if item.has_equal_answers and not lead else ""
+    same = "; both answers are equal, and their scores differ" if item.has_equal_answers and not lead else ""
     return f"{item.change}: {where}, id {item.id}, {item.base_score:g} → {item.candidate_score:g}{lead}{same}"
 
 

@@ -64,12 +64,13 @@ def _format(comparison: AccuracyComparison, args: argparse.Namespace) -> str:
 def parse_margin(text: str) -> float:
     """Type of an argument: ``1%`` or ``0.01``. A bare 1 may mean either, so numbers from 0.5 on need the sign."""
     number = text.strip().removesuffix("%")
+    in_points = number != text.strip()
     try:
-        value = parse_number(number.strip()) / (100 if text.strip().endswith("%") else 1)
+        value = parse_number(number.strip()) / (100 if in_points else 1)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= 0.5:
-        expected = "points such as 1%, or a fraction such as 0.01, from 0 to 0.5"
+    if not 0 <= value <= 0.5 or (value == 0.5 and not in_points):
+        expected = "points such as 1%, at most 50%, or a fraction such as 0.01, below 0.5"
         raise argparse.ArgumentTypeError(f"{text!r:.60}, but expected {expected}")
     return value
 

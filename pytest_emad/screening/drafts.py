@@ -12,7 +12,7 @@ measured once, from one row up, until no length pays (``measure_lengths_by_rows`
 
 Drafts are for text that the model writes: greedy continuations of prompts. A separate lens is fitted on such
 continuations, since one fitted on corpus text agrees with them far less often. Rounds of drafting are simulated on
-columns of continuations, exactly at temperature 0.
+columns of continuations: emitted tokens exactly, drafts behind the first wrong one by the gates of the right text.
 """
 
 from __future__ import annotations
@@ -445,7 +445,7 @@ def choose_drafting(
     """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
     Settings are ranked on continuations of the selection text by the weights that they read
-    (``drafting_weight_flops_per_token``); the three best are then timed beside full depth. ``progress`` names the
+    (``drafting_weight_flops_per_token``); the best of each kind is then timed beside full depth. ``progress`` names the
     bars; None shows none.
     """
     layers = candidate_draft_layers(model.geometry.layers)
@@ -454,6 +454,9 @@ def choose_drafting(
         taught, few = _continued_windows(model, settings)
         lessons = _continued(model, texts.calibrate, taught, writes)
         chosen, judged = (_continued(model, text, few, writes) for text in (texts.choose, texts.evaluate))
+    except BadArgument as error:  # too short a text to continue
+        return SelfDraftingResult(None, Absent(f"no text to draft on: {error}"))
+    try:
         spoken = fit_draft_lens(
             model,
             lessons,
@@ -465,8 +468,8 @@ def choose_drafting(
             seed=settings.seed,
             progress=progress,
         )
-    except (BadArgument, EmptyCorpus) as error:
-        return SelfDraftingResult(None, Absent(f"no text to draft on: {error}"))
+    except EmptyCorpus as error:
+        return SelfDraftingResult(None, Absent(f"too little text to fit a lens for drafts on: {error}"))
     assert spoken.gate is not None, "a lens for drafts has a gate"
     among = candidate_vocabularies(model.stepper, lessons)
     gates = {layer: restrict_gate_to_layer(spoken.gate, layers, layer) for layer in layers}
@@ -498,10 +501,11 @@ ROWS = (2, 4, 8, 16)  # batch sizes at which lengths are measured, while any pay
 def measure_lengths_by_rows(
     model: LoadedModel, way: Drafting, text: ScreeningText, settings: ScreeningSettings
 ) -> tuple[DraftLengths, ...]:
-    """Lengths of ``way`` for more than one row: at each of ``ROWS`` the fastest of those that the last one suggests.
+    """Lengths of ``way`` for more than one row: at each of ``ROWS`` the fastest of ``candidate_lengths``.
 
-    The fastest of a few requests is timed again on more, as the choice favours noise. The search ends at the first
-    batch size at which it is not ``WORTH_SPEEDUP`` times as fast as full depth, both times.
+    The candidates of a batch size follow from the lengths of the one before. The fastest is timed again, since a choice
+    among several favours noise. The search ends at the first batch size at which it is not ``WORTH_SPEEDUP`` times as
+    fast as full depth, both times.
     """
 
     def speedups(rows: int, tried: Iterable[DraftLengths], pairs: int | None) -> list[tuple[float, DraftLengths]]:

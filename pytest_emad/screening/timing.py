@@ -98,7 +98,7 @@ def time_candidates(
 def _prompt_batches(text: ScreeningText, room: int, rows: int) -> Iterator[list[Prompt]]:
     """Batches of openings of consecutive windows, each batch cut to the next of ``PROMPT_LENGTHS`` that fits.
 
-    The windows start again at the first if they are fewer than ``rows``.
+    The windows start again at the first once all are used.
     """
     windows = text.windows
     for number in range(len(windows)):

@@ -30,7 +30,7 @@ def run(*words: str | Path) -> int:
         (KEPT, ["--inconclusive", "fail"], 0),
         (FELL, ["--margin", "10%"], 0),
         (FELL, ["--margin", "0.1"], 0),
-        (FELL, ["--items", "-1"], 2),
+        (FELL, ["--items", "-1"], 4),
     ],
 )
 def test_the_exit_status_is_the_verdict(
@@ -47,14 +47,15 @@ def test_a_margin_is_points_or_a_fraction(
     assert json.loads(capsys.readouterr().out)["margin"] == pytest.approx(margin)
 
 
-@pytest.mark.parametrize("text", ["1", "-1%", "60%", "nan", "one", "1 point"])
+@pytest.mark.parametrize("text", ["1", "0.5", "-1%", "60%", "nan", "one", "1 point"])
 def test_a_margin_that_may_mean_something_else_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         run(*write_choice_pair(tmp_path, 20), f"--margin={text}")
     assert ended.value.code == 4
-    assert "but expected points such as 1%, or a fraction such as 0.01" in capsys.readouterr().err
+    expected = "but expected points such as 1%, at most 50%, or a fraction such as 0.01, below 0.5"
+    assert expected in capsys.readouterr().err
 
 
 def test_markdown_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_emad.accuracy.comparison import compare_accuracy
 from pytest_emad.accuracy.loading import read_evaluation
-from pytest_emad.accuracy.pairing import PairingOptions, pair_evaluations
+from pytest_emad.accuracy.pairing import PairingOptions, number_clusters, pair_evaluations
 from tests.evaluation_folders import (
     LATER,
     choice_row,
@@ -34,6 +34,30 @@ def test_items_are_paired_by_id_whatever_their_order(tmp_path: Path) -> None:
     for index in np.flatnonzero(difference)[:2]:
         (texts,) = scores.read_texts([int(index)])
         assert texts[0].prompt == texts[1].prompt == f"Question {scores.ids[index]}: which letter?"
+
+
+@pytest.mark.parametrize("side", ["base", "candidate"])
+def test_items_that_either_side_calls_dependent_are_one_cluster(tmp_path: Path, side: str) -> None:
+    for name in ("base", "candidate"):
+        fields = ["task", "id", "score"] + ["document"] * (name == side)
+        rows = [["t", str(n), "1"] + [str(n // 5)] * (name == side) for n in range(200)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(",".join(row) for row in [fields, *rows]))
+    (test,) = compare_accuracy(tmp_path / "base.csv", tmp_path / "candidate.csv").tests
+    assert (test.items, test.independent) == (200, 40)
+
+
+def test_clusters_are_joined_by_those_of_the_other_side() -> None:
+    assert number_clusters([("a", "x"), ("b", "x"), ("b", "y"), ("c", "z"), ("x", "w")]).tolist() == [0, 0, 0, 1, 2]
+
+
+def test_a_metric_on_other_items_of_either_side_is_counted_and_not_judged(tmp_path: Path) -> None:
+    sides = []
+    for name, date, scored in (("base", "2026-11-30T10-00-00", 0), ("candidate", LATER, 1)):
+        rows = [choice_row(n, {"acc": 1.0} | ({"f": 1.0} if n % 2 == scored else {})) for n in range(200)]
+        sides.append(write_lm_eval(tmp_path / name, {"letters": rows}, model=name, date=date))
+    comparison = compare_accuracy(*sides, common_items=True)
+    assert [test.metric for test in comparison.tests] == ["acc"]
+    assert any("without f" in each.reason and each.count == 200 for each in comparison.omissions)
 
 
 def test_filters_are_paired_apart(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_text_of_a_terminal_has_a_line_for_each_task_then_the_verdict(compar
     assert table[3][0] == "both"
     assert table[3][-1] == "falsified"
     assert "FALSIFIED: accuracy falls by at most 1 point (1 falsified, 1 survived)" in text
-    assert "c: mcc (both sides): 900 no number per item" in text
+    assert "c: mcc (both sides): no number per item (900)" in text
     assert "61 items lost, 12 gained; the first 2:" in text
     assert "1. lost: a, id" in text
 
