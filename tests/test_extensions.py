@@ -111,11 +111,11 @@ def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "status", "said"),
     [
-        ("mine/emad.py", "EXTENSION = 3\n", 2, "emad_ref.extensions: mine='int', but expected"),
+        ("mine/emad.py", "EXTENSION = 3\n", 4, "emad_ref.extensions: mine='int', but expected"),
         (
             "mine/emad.py",
             "import nowhere\n",
-            2,
+            4,
             "uninstall mine or mend it: No module named 'nowhere'",
         ),
         ("mine/judge.py", "EXTENSION = 3\n", 4, "pytest_emad.extensions: mine='int', but expected"),

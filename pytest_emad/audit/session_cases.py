@@ -145,9 +145,11 @@ class SessionScript:
         width = min(max(1 if kind == "above" else 2, int(self.case["feed"])), room)
         if kind not in ("above", "rising") or width < (1 if kind == "above" else 2):
             return
-        depth, row = np.repeat(caps[:, None], width, axis=1), int(rng.integers(rows))
+        ceiling = transcript.point.ceiling
+        fallen = np.flatnonzero(caps < ceiling)  # where a depth above the cap is one that the model has
+        depth, row = np.repeat(caps[:, None], width, axis=1), int(rng.choice(fallen if len(fallen) else rows))
         if kind == "above":
-            depth[row] = (caps[row] + 1, transcript.point.ceiling + 1, 0)[int(rng.integers(3))]
+            depth[row] = (caps[row] + 1, caps[row] + 1, ceiling + 1, 0)[int(rng.integers(2 if len(fallen) else 4))]
         else:
             rises = int(rng.integers(1, width))
             lower = max(1, caps[row] - 1)

@@ -599,4 +599,4 @@ def test_a_run_without_the_plugin_leaves_nothing_to_believe(wheel_layout: Path, 
     (wheel_layout / "claims" / "test_claim.py").write_text("def test_claim(): pass\n")
     arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-p", "no:pytest_emad.plugin"]
     assert project.runpytest_subprocess(*arguments).ret == 0
-    assert cli.main(["verify", str(project.path / "out")]) == 1
+    assert cli.main(["verify", str(project.path / "out")]) == 4

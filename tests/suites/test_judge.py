@@ -130,7 +130,7 @@ def test_bad_values_are_refused_before_anything_is_loaded(
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["judge", "emad-tiny", *arguments])
-    assert stopped.value.code == 2
+    assert stopped.value.code == 4
     assert said in " ".join(capsys.readouterr().err.split())
 
 

@@ -15,6 +15,7 @@ import pytest
 import shtab
 
 from emad_ref import __version__
+from emad_ref.console import USAGE_ERROR
 from pytest_emad import cli
 from pytest_emad.cli.arguments import SHELLS, pytest_to_verb_option_names
 from pytest_emad.cli.generation import (
@@ -131,7 +132,7 @@ def test_version_names_ours_and_the_libraries_without_importing_them():
 def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
     with pytest.raises(SystemExit) as ended:
         TOP.parse_args(argv)
-    assert ended.value.code == 2
+    assert ended.value.code == 4
     said = capsys.readouterr().err
     assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
 
@@ -184,7 +185,7 @@ MEANINGLESS = [  # command line, and end of its error
 
 @pytest.mark.parametrize(("argv", "said"), MEANINGLESS, ids=[" ".join(argv)[:40] for argv, _ in MEANINGLESS])
 def test_a_value_that_means_nothing_is_a_usage_error(argv, said, capsys):
-    with pytest.raises(SystemExit, match=r"^2$"):
+    with pytest.raises(SystemExit, match=r"^4$"):
         cli.main(argv)
     assert said in capsys.readouterr().err.splitlines()[-1]
 
@@ -216,7 +217,7 @@ def test_a_verb_names_its_own_options(arguments, said, own):
 def test_an_error_from_below_names_the_options_of_the_verb(words, said, tmp_path, capsys):
     exit = tmp_path / "some.exit"
     save_exit(exit, found_exit())
-    assert cli.main([word.format(exit=exit) for word in words]) == cli.USAGE_ERROR
+    assert cli.main([word.format(exit=exit) for word in words]) == USAGE_ERROR
     last = capsys.readouterr().err
     assert said in last
     assert "--emad-" not in last
