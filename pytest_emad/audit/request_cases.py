@@ -9,6 +9,7 @@ A failing case is decoded again at simpler values, and the complaint shows the s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,8 +28,10 @@ from pytest_emad.audit.finding import Tally, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import Lens, emission_noise_factor, is_tied, max_tied_gap
 from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match_lens
 from pytest_emad.audit.sampling import (
+    CHANCE,
     LEVEL,
     SampledRow,
+    log_chance_of_drawing_again,
     require_not_greedy,
     require_rounding_explains_draw_changes,
     require_rows_drawn_at_temperature,
@@ -238,6 +241,9 @@ class SameTokens:
     wanted: list[int]
 
 
+RowKey = tuple[bytes, tuple[int, ...]]  # bytes of a prompt, tokens emitted after it
+
+
 @dataclass
 class History:
     """What a case asked and got: ``steps`` in words, ``requests`` as a reader can send them again."""
@@ -249,7 +255,10 @@ class History:
     same: list[SameTokens] = field(default_factory=list)
     trajectories: list[tuple[Judge, Trajectory]] = field(default_factory=list)
     pairs: list[tuple[Judge, Trajectory, Trajectory]] = field(default_factory=list)  # and the reference decoder's
-    chances: dict[tuple[bytes, tuple[int, ...]], float] = field(default_factory=dict)  # of rounding, by row
+    chances: dict[RowKey, float] = field(default_factory=dict)  # of rounding, by row
+    again: dict[RowKey, float] = field(default_factory=dict)  # log of the chance that other numbers draw a row again
+    # rows that two seeds drew alike, and whether these are all rows
+    equal_draws: list[tuple[int, int, bool, list[RowKey]]] = field(default_factory=list)
     returned: list[tuple[str, Ints, Ints]] = field(default_factory=list)  # arrays as returned, and copies made at once
 
     def to_json(self) -> dict[str, Any]:
@@ -461,13 +470,9 @@ class RequestCases:
 
         if kind in ("apart", "between"):
             far = by.seed + (FAR_SEED if kind == "apart" else 1)
-            after = ask(far)
-            alike = [max(zip(before, after, strict=True), key=lambda rows: len(rows[0]) * (rows[0] == rows[1]))]
-            for rows in (alike, list(zip(before, after, strict=True))):  # one row, or all of them
-                drawn = sum(len(one) for one, _ in rows)
-                # fewer draws may coincide by chance, above all at a low temperature
-                coincide = all(one == other for one, other in rows) and drawn >= 2 * BLOCK and by.temperature >= 1
-                self.tally.require(not coincide, f"seeds {by.seed} and {far} drew the same {drawn} tokens")
+            rows = zip(first.prompts, before, ask(far), strict=True)
+            equal = [(prompt.tokens.tobytes(), tuple(one)) for prompt, one, found in rows if one == found]
+            history.equal_draws.append((by.seed, far, len(equal) == len(before), equal))
         if kind == "apart":
             return
         for row, (one, found) in enumerate(zip(before, ask(by.seed), strict=True)):
@@ -500,6 +505,12 @@ class RequestCases:
             where = [f"step {answer.step}, " for answer in answers]
             require_answers_match_lens(judge, [answer.request for answer in answers], where=where)
         self._judge_same_tokens(history)
+        for seed, other, all_rows, rows in history.equal_draws:
+            logs = [history.again.get(row, 0.0) for row in rows]
+            least = min([*logs, sum(logs) if all_rows else 0.0], default=0.0)
+            drew = f"seeds {seed} and {other} drew the same tokens in {len(rows)} rows"
+            rarely = f"{drew}, which chance does once in {math.exp(min(700.0, -least)):.0e} times"
+            self.tally.require(least > math.log(CHANCE / LIKELY_CASES), rarely)
 
     def _judge_rows(self, history: History, judge: Judge, answer: RequestAnswer) -> None:
         """Judge the rows of an answer with draws, or with states that the lens does not know."""
@@ -528,7 +539,9 @@ class RequestCases:
             tokens = emitted[row.row]
             unknown = rounding_chance(noise / temperature, len(tokens) - len(row.logits))  # after a tie of a depth
             chance = min(1.0, rounding_chance_of_draws(row.logits, temperature, noise) + unknown)
-            history.chances[row.prompt.tobytes(), tuple(tokens.tolist())] = chance
+            key = (row.prompt.tobytes(), tuple(tokens.tolist()))
+            history.chances[key] = chance
+            history.again[key] = log_chance_of_drawing_again(row, temperature, noise)
             if answer.judges_draws:
                 self._keep_drawn(temperature, row)
 

@@ -232,6 +232,12 @@ def _noise_exponent(noise: float, temperature: float) -> float:
     return min(LARGEST_EXPONENT, 2 * noise / temperature)
 
 
+def log_chance_of_drawing_again(row: SampledRow, temperature: float, noise: float) -> float:
+    """At most the logarithm of the chance that other random numbers draw the tokens of ``row``."""
+    own = row.log_probabilities(temperature)[np.arange(len(row.emitted)), row.emitted]
+    return float(_raised(own, noise, temperature).sum())
+
+
 def require_not_greedy(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
     """Require that not every token is the likeliest one, unless by chance."""
     best = np.concatenate([row.log_probabilities(temperature).max(axis=-1) for row in rows])
@@ -262,8 +268,7 @@ def _require_seeded(
             continue
         if not np.array_equal(one.emitted, other.emitted):
             continue
-        own = one.log_probabilities(temperature)[np.arange(len(one.emitted)), one.emitted]
-        chance = float(_raised(own, noise, temperature).sum())
+        chance = log_chance_of_drawing_again(one, temperature, noise)
         repeated = (
             f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
             if one.seed == other.seed
