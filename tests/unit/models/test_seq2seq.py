@@ -285,7 +285,7 @@ def test_sources_that_cannot_be_read_are_refused(plain: Seq2SeqStepper, sources:
 
 def test_a_cache_needs_sources(plain: Seq2SeqStepper) -> None:
     for cache in (None, plain.new_cache(1)):
-        with pytest.raises(BadArgument, match=r"a cache that holds sources; make it with open\(sources\)"):
+        with pytest.raises(BadArgument, match=r"a cache that holds sources; make it with open_cache\(sources\)"):
             plain.prepare_forward(at([0]), cache)
 
 
