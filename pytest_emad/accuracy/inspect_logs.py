@@ -15,7 +15,6 @@ import hashlib
 import json
 import struct
 import zipfile
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from pytest_emad.accuracy.items import (
     Omission,
     ScoreColumns,
     ScoredTask,
+    choose_latest_by_task,
     require_distinct_ids,
     require_some_items,
 )
@@ -79,25 +79,13 @@ def read_inspect_logs(paths: Sequence[Path], path: Path, argument: str, cluster:
     Raises:
         BadFile: a damaged or unfinished log, logs of several models, no score with a number per sample.
     """
-    by_task: defaultdict[str, list[InspectLog]] = defaultdict(list)
-    for each in paths:
-        log = _read_log(each, argument)
-        by_task[log.task].append(log)
-    latest = {task: max(logs, key=lambda log: log.created) for task, logs in by_task.items()}
+    logs = [_read_log(each, argument) for each in paths]
+    latest, omissions, notes = choose_latest_by_task(
+        ((log.task, log) for log in logs), lambda log: log.created, lambda log: log.path, "log", "logs"
+    )
     models = sorted({str(log.header["eval"].get("model", "")) for log in latest.values()})
     if len(models) > 1:
         raise BadFile(argument, path, "logs of one model", f"it holds {', '.join(models)}", "name the logs of one")
-    notes = [
-        f"{task}: took {latest[task].path.name}, the latest of {len(logs)} logs"
-        for task, logs in by_task.items()
-        if len(logs) > 1
-    ]
-    omissions = [
-        Omission(log.path.name, 1, "a log of an earlier date")
-        for task, logs in by_task.items()
-        for log in logs
-        if log is not latest[task]
-    ]
     tasks = []
     for log in latest.values():
         task, left_out = _read_task(log, argument, cluster)

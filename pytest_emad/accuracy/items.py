@@ -8,11 +8,11 @@ asks for some of them: only items whose score differs are shown.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -103,6 +103,40 @@ class Evaluation:
     groups: Sequence[TaskGroup] = ()
     omissions: Sequence[Omission] = ()
     notes: Sequence[str] = field(default=())
+
+
+Dated = TypeVar("Dated")
+
+
+def choose_latest_by_task(
+    found: Iterable[tuple[str, Dated]],
+    date_of: Callable[[Dated], str],
+    path_of: Callable[[Dated], Path],
+    kind: str,
+    counted: str,
+) -> tuple[dict[str, Dated], list[Omission], list[str]]:
+    """Of several sources of one task the latest, with the earlier ones as left out and a note on each choice.
+
+    Args:
+        found: (task, source).
+        kind: what a source is called, "file" or "log"; ``counted``: what a note counts, "dates" or "logs".
+    """
+    by_task: defaultdict[str, list[Dated]] = defaultdict(list)
+    for task, source in found:
+        by_task[task].append(source)
+    latest = {task: max(sources, key=date_of) for task, sources in by_task.items()}
+    omissions = [
+        Omission(path_of(source).name, 1, f"a {kind} of an earlier date")
+        for task, sources in by_task.items()
+        for source in sources
+        if source is not latest[task]
+    ]
+    notes = [
+        f"{task}: took {path_of(latest[task]).name}, the latest of {len(sources)} {counted}"
+        for task, sources in by_task.items()
+        if len(sources) > 1
+    ]
+    return latest, omissions, notes
 
 
 class ScoreColumns:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from pytest_emad.accuracy.items import (
     ScoreColumns,
     ScoredTask,
     TaskGroup,
+    choose_latest_by_task,
     require_distinct_ids,
     require_some_items,
 )
@@ -100,21 +100,9 @@ def read_lm_eval_samples(files: Sequence[SampleFile], path: Path, argument: str,
     Raises:
         BadFile: a damaged or truncated file, no metric with a number per item, NaN, ids that repeat.
     """
-    by_task: defaultdict[str, list[SampleFile]] = defaultdict(list)
-    for file in files:
-        by_task[file.task].append(file)
-    latest = {task: max(them, key=lambda file: file.date) for task, them in by_task.items()}
-    notes = [
-        f"{task}: took {latest[task].path.name}, the latest of {len(them)} dates"
-        for task, them in by_task.items()
-        if len(them) > 1
-    ]
-    omissions = [
-        Omission(file.path.name, 1, "a file of an earlier date")
-        for task, them in by_task.items()
-        for file in them
-        if file != latest[task]
-    ]
+    latest, omissions, notes = choose_latest_by_task(
+        ((file.task, file) for file in files), lambda file: file.date, lambda file: file.path, "file", "dates"
+    )
     results = {file.date: _read_results(file, argument) for file in latest.values()}
     if missing := sorted({file.path.name for file in latest.values() if results[file.date] is None}):
         named = missing[0] + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")

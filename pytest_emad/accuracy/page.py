@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import resources
 
 from pytest_emad.accuracy.comparison import AccuracyComparison
@@ -17,7 +16,7 @@ from pytest_emad.accuracy.summary import (
     verdict_line,
 )
 from pytest_emad.report.figures import NOT_XML
-from pytest_emad.report.page import JinjaMissing, read_package_text
+from pytest_emad.report.page import make_page_environment, read_package_text
 
 MOST_ITEMS = 200  # items of a page, the most instructive first
 TONES = {"survived": "good", "falsified": "bad"}
@@ -29,13 +28,9 @@ def render_accuracy_page(comparison: AccuracyComparison) -> str:
     Raises:
         JinjaMissing: the extra ``report`` is not installed.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise JinjaMissing(f"{error}; pip install 'pytest-emad[report]'") from error
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["json"] = json.dumps
+    environment = make_page_environment()
+    from markupsafe import Markup
+
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     items = comparison.differing_items
     text = environment.from_string(template).render(

@@ -1,7 +1,7 @@
 """Reads scores from a table: ``.jsonl`` or ``.csv`` with the columns task, id and score.
 
 ``document`` (items with one value depend on each other), ``prompt``, ``target`` and ``answer`` may stand beside them;
-of any other column the name is told. A higher score is better; true and false count as 1 and 0.
+other columns are named in a note. A higher score is better; true and false count as 1 and 0.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import resources
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from emad_ref.errors import EmadError
@@ -35,6 +35,9 @@ from pytest_emad.report.figures import NOT_XML, MatplotlibMissing, NoDrawableRow
 from pytest_emad.report.markdown import render_markdown_report
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import to_cell_rows
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -129,13 +132,9 @@ def render_html_page(contents: ReportContents, remark: str = "", changes: Sequen
     Raises:
         JinjaMissing: the extra ``report`` is not installed.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise JinjaMissing(f"{error}; pip install 'pytest-emad[report]'") from error
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["json"] = json.dumps
+    environment = make_page_environment()
+    from markupsafe import Markup
+
     environment.globals["inlined"] = lambda *arguments: Markup(inline_svg(*arguments))
     script = read_package_text("page.js")
     return environment.from_string(read_package_text("page.html")).render(
@@ -148,6 +147,21 @@ def render_html_page(contents: ReportContents, remark: str = "", changes: Sequen
         script=Markup(script),
         digest=Markup(b64encode(hashlib.sha256(script.encode()).digest()).decode()),
     )
+
+
+def make_page_environment() -> Environment:
+    """The environment of a page's template: text is escaped, and a name that is not there is an error.
+
+    Raises:
+        JinjaMissing: the extra ``report`` is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise JinjaMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["json"] = json.dumps
+    return environment
 
 
 def read_package_text(name: str) -> str:
