@@ -54,9 +54,13 @@ FORMATS = ("auto", "text", "jsonl")
 COLOUR_CHOICES = ("auto", "always", "never")
 THRESHOLD_BITS = 1.0
 # option → the option that it depends on
-REQUIRED_OPTION = {"margin": "profile", "entropy": "lens", "divergence": "lens", "lossless": "exit"} | dict.fromkeys(
-    ("threshold", "window", "least_run"), "small_model"
-)
+REQUIRED_OPTION = {
+    "margin": "profile",
+    "entropy": "lens",
+    "divergence": "lens",
+    "lossless": "exit",
+    "lossy": "exit",
+} | dict.fromkeys(("threshold", "window", "least_run"), "small_model")
 
 
 def detect_colour_mode(environment: Mapping[str, str], is_terminal: bool) -> Colours:
@@ -152,12 +156,14 @@ def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedM
 
 
 def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator[StreamedToken]:
-    """Decode at the lossy point of ``--exit``; self-speculate if it has none or with ``--lossless``; else full depth.
+    """Decode as ``--exit`` advises: leave early at its lossy point, else draft, else full depth.
 
     Raises:
-        BadArgument: an exit of another model, or ``--lossless`` with an exit that has no drafts.
+        BadArgument: an exit of another model, ``--lossless`` with an exit that has no drafts, or ``--lossy`` with one
+            that has no lossy point.
     """
     from emad_ref.decoding.streaming import stream, stream_self_speculation
+    from emad_ref.point import full_depth
     from pytest_emad.screening.exit import load_exit
 
     exit = load_exit(args.exit).attach(loaded)
@@ -165,9 +171,13 @@ def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator
     if args.lossless and exit.drafting is None:
         remedy = "emad screen found none that is faster; leave out --lossless"
         raise BadArgument("lossless", True, "an exit with drafts", remedy)
-    if exit.drafting is not None and (args.lossless or isinstance(exit.lossy, Absent)):
+    if args.lossy and isinstance(exit.lossy, Absent):
+        raise BadArgument("lossy", True, "an exit with a lossy point", f"this one has none: {exit.lossy.reason}")
+    leave_early = args.lossy or (exit.leave_early and not args.lossless)
+    if exit.drafting is not None and not leave_early:
         return stream_self_speculation(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
-    return stream(loaded, args.prompt, exit.point, args.tokens, **sampling)
+    point = exit.point if leave_early else full_depth(loaded.stepper.layers)
+    return stream(loaded, args.prompt, point, args.tokens, **sampling)
 
 
 def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint:
@@ -280,8 +290,11 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     rule.add_argument("--exit", type=parse_path, metavar="FILE",
                       help="exit, or draft, as in this file of emad screen; full depth if neither pays")  # fmt: skip
     rule.add_argument("--small-model", metavar="SMALL", help="small model that takes turns with MODEL by entropy (EAD)")
-    add("--lossless", action="store_true", default=None,
-        help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
+    way = sub.add_mutually_exclusive_group()
+    way.add_argument("--lossless", action="store_true", default=None,
+                     help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
+    way.add_argument("--lossy", action="store_true", default=None,
+                     help="with --exit: leave early even where emad screen advises not to")  # fmt: skip
     add(
         "--margin",
         type=parse_float_argument,
@@ -323,6 +336,7 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --divergence 0.2',
         'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors --lossless',
+        'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors --lossy',
         'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
         'emad generate emad-tiny "Ben has" --color always --format text | less -R',
     )

@@ -29,13 +29,21 @@ from pytest_emad.cli.arguments import (
     parse_path,
     parse_whole_number,
 )
+from pytest_emad.measurements import option_values
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.screening.settings import DOCUMENTS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_emad.measurements.model_measurements import ModelMeasurements
+    from pytest_emad.screening.exit import Exit
 
 
+LOWER_THAN_FULL_DEPTH = (
+    "a decoded point has a lower perplexity than full depth: its lens has learned this text, and full depth has not; "
+    "the model itself may gain as much from training on it"
+)
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
@@ -53,7 +61,7 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
     require_replaceable_file(args.out, "out", "an exit", EXIT.start)  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
     settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
-    loaded = load(args.model)
+    loaded = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     settings = settings.for_model(loaded.geometry, args.documents, args.window)
     if args.threads is not None:
         if args.threads < 1:
@@ -63,15 +71,31 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
         learned = screen_model(loaded, settings, progress=True)
     save_exit(args.out, learned)
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
-    for title, rows in build_screening_tables(learned.screened):
+    exits, drafts, *about = describe_screening(learned.screened)
+    for line in (exits, drafts, _command_of_advice(learned, args.model, args.out)):
+        print(textwrap.fill(line, width, subsequent_indent="  "))
+    print()
+    for title, rows in build_screening_tables(learned.screened, every_row=args.verbose):
         print(f"{title}\n{format_plain_table(rows, width)}\n")
-    for line in describe_screening(learned.screened):
+    for line in about:
         print(textwrap.fill(line, width, subsequent_indent="  "))
     print(f"written to {args.out}")
 
 
-def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
-    """Title and rows of each table about a screening. ``record``: as ``Exit.screened``."""
+def _command_of_advice(learned: Exit, model: str, out: Path) -> str:
+    """The command that follows the advice."""
+    if learned.leave_early or learned.drafting is not None:
+        return f'follow it: emad generate {model} "…" --exit {out}'
+    return f'neither pays here: emad generate {model} "…" runs the model as it is'
+
+
+def build_screening_tables(
+    record: Mapping[str, Any], *, every_row: bool = False
+) -> list[tuple[str, Sequence[Mapping[str, str]]]]:
+    """Title and rows of each table about a screening. ``record``: as ``Exit.screened``.
+
+    ``every_row``: also of families without a point at a level.
+    """
     from pytest_emad.report.tables import ABSENT
 
     def share(value: float | None) -> str:
@@ -95,6 +119,8 @@ def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequenc
     selected = [
         {
             "rise ≤": share(row["level"]),
+            "net [95 %]": interval(row["net"], ".1%"),
+            "rise [95 %]": interval(row["rise"], "+.2%"),
             "family": row["family"],
             "readout": row["readout"],
             "depth": row["depth"],
@@ -102,13 +128,18 @@ def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequenc
             "point": row["point"] or "none",
             "probes": " ".join(map(str, row["probes"] or [])) or ABSENT,
             "blocks": share(row["blocks"][0] if row["blocks"] else None),
-            "net [95 %]": interval(row["net"], ".1%"),
-            "rise [95 %]": interval(row["rise"], "+.2%"),
         }
-        for row in sorted([*record["reached"], *record["decoded"]], key=lambda row: row["level"])
+        for row in sorted([*record["decoded"], *record["reached"]], key=lambda row: row["level"])
+        if every_row or row["point"] is not None
     ]
+    hidden = len(record["reached"]) + len(record["decoded"]) - len(selected)
     times = [
-        {"point": row["name"], "ms per token": f"{1000 * row['seconds']:.3g}", "speedup": f"{row['fast']:.2f}×"}
+        {
+            "point": row["name"],
+            "ms per token": f"{1000 * row['seconds']:.3g}",
+            "tokens per s": f"{1 / row['seconds']:.3g}",
+            "speedup [95 %]": f"{row['fast']:.2f}× [{row['low']:.2f}, {row['high']:.2f}]",
+        }
         for row in record["time"]
     ]
     return [
@@ -116,26 +147,31 @@ def build_screening_tables(record: Mapping[str, Any]) -> list[tuple[str, Sequenc
             "slack, an upper bound: saving of an oracle that knows each layer's divergence from the final output",
             headroom,
         ),
-        ("net saving of each family: chosen on validation text, measured on evaluation text", selected),
+        (
+            "net saving of each family: chosen on validation text, measured on evaluation text"
+            + (f" ({hidden} rows without a point: -v)" if hidden else ""),
+            selected,
+        ),
         *([(f"time on this machine: batch 1, threads {record['threads']}", times)] if times else []),
     ]
 
 
 def describe_screening(record: Mapping[str, Any]) -> list[str]:
-    """Sentences on the text and the fit behind the tables, the recommendation, and its reproducibility."""
+    """Sentences: the recommendation, first, drafts, the text and the fit behind the tables, what depends on times."""
     documents, tokens, rank = record["documents"], record["tokens"], record["lens"]["rank"]
     duplicates = _near_duplicate_counts(record["near_duplicates"])
     seconds = ", ".join(f"{phase} {spent:.0f} s" for phase, spent in record["seconds"].items())
     return [
+        record["recommendation"],
+        record["drafts"]["sentence"],
         f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
         f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents in windows of at most {record['window']} "
         "tokens; replayed rows use exact K/V, and those of free depth are charged for copying K/V above the exit",
         *([f"skipped near-duplicates of documents that were read: {duplicates}"] if duplicates else []),
         f"lens of {'full rank' if rank is None else f'rank {rank}'}, {record['lens']['steps']} steps; time: {seconds}",
-        record["recommendation"],
-        record["drafts"]["sentence"],
-        "times, and the drafts chosen by them, depend on this machine; everything else is the same on every machine "
-        f"with seed {record['seed']}",
+        *([LOWER_THAN_FULL_DEPTH] if any(row["rise"] and row["rise"][2] < 0 for row in record["decoded"]) else []),
+        "times, and the advice and drafts that follow from them, depend on this machine; everything else is the same "
+        f"on every machine with seed {record['seed']}",
     ]
 
 
@@ -160,6 +196,9 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("--rise", type=parse_float_argument, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
     add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
+    add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
+    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
+    add("-v", "--verbose", action="store_true", help="also list families that reach no point")
     add(
         "--seed",
         type=parse_whole_number,
@@ -171,7 +210,8 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
         "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400 --window 128",
-        "emad screen ./llama exit.safetensors --corpus wikitext --data ./data --rise 0.02 --threads 2 --seed 1",
+        "emad screen ./llama exit.safetensors --corpus wikitext --data ./data --rise 0.02 --threads 2 --seed 1 -v",
+        "emad screen ./llama exit.safetensors --device cuda --dtype bfloat16",
     )
 
 

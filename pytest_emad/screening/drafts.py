@@ -41,7 +41,7 @@ from emad_ref.models.generation import Generate
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import LoadedModel, load, shared_vocabulary_size
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import EntropyEstimator, full_depth
+from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import EarlyExitDraftReader
 from emad_ref.probes.tuned_lens import weight_dtype_name
 from emad_ref.protocol import Prompt
@@ -158,10 +158,11 @@ def generate_continuations(
     prompt: int,
     new: int,
     *,
+    point: OperatingPoint | None = None,
     rows: int = 16,
     written: Callable[[int], object] = lambda texts: None,
 ) -> list[TokenSequence]:
-    """Greedy continuations after the first ``prompt`` tokens of each window that is long enough.
+    """Greedy continuations at ``point`` (None: full depth), after ``prompt`` tokens of each window that is long enough.
 
     ``new`` tokens are decided in each, the first by the prompt's last position. Windows with a source keep it.
     ``written(n)`` is called after every n of them, at most ``rows``.
@@ -172,7 +173,7 @@ def generate_continuations(
     long_windows = [window for window in windows if len(window.tokens) >= prompt]
     if not long_windows:
         raise BadArgument("windows", 0, f"some of at least {prompt} tokens", "shorten the prompt")
-    decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=rows)
+    decoder = WalkedDecoder(stepper, full_depth(stepper.layers) if point is None else point, max_rows=rows)
     texts = []
     for first in range(0, len(long_windows), rows):
         batch = long_windows[first : first + rows]

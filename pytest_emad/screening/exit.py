@@ -52,11 +52,13 @@ from pytest_emad.screening.guarantee import Guarantee
 class Exit:
     """A learned exit. ``fitted``: the lens and its gate. ``lossy``: the recommended point, or why there is none.
 
-    ``guarantee``: the guarantee of ``lossy``, or None. ``drafting``: setting of lossless self-speculation; None if it
-    is not clearly faster. ``screened``: tables and provenance as plain JSON, only for the record. ``translators``: of
-    states above an exit, if ``lossy`` fills K and V with them. ``signs``: features at ``lossy`` of the documents that
-    ``guarantee`` was certified on, the reference of ``emad drift``. ``spoken``: a lens for drafts, fitted on the
-    model's own text (``fit_draft_lens``), if drafts use one.
+    ``leave_early``: whether screening advises to decode at ``lossy``: faster than full depth on its machine, and not
+    shown to lose more than allowed in text of its own. ``guarantee``: the guarantee of ``lossy``, or None.
+    ``drafting``: setting of lossless self-speculation; None if it is not clearly faster. ``screened``: tables and
+    provenance as plain JSON, only for the record. ``translators``: of states above an exit, if ``lossy`` fills K and V
+    with them. ``signs``: features at ``lossy`` of the documents that ``guarantee`` was certified on, the reference of
+    ``emad drift``. ``spoken``: a lens for drafts, fitted on the model's own text (``fit_draft_lens``), if drafts use
+    one.
 
     Raises:
         BadArgument: a point or a draft of another model or lens; a promise about another point.
@@ -68,6 +70,7 @@ class Exit:
     drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
     signs: DocumentFeatures | None = None
+    leave_early: bool = False
     translators: StateTranslators | None = None
     spoken: FittedLens | None = None
 
@@ -135,7 +138,7 @@ class BadExit(EmadError):
     """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
-EXIT = FileFormat("exit", 3, "screen the model again with `emad screen`", BadExit)
+EXIT = FileFormat("exit", 4, "screen the model again with `emad screen`", BadExit)
 
 
 def save_exit(path: Path, learned: Exit) -> None:
@@ -145,6 +148,7 @@ def save_exit(path: Path, learned: Exit) -> None:
         "lens": lens,
         "lossy": None if isinstance(learned.lossy, Absent) else json_fields.point_to_json(learned.lossy),
         "why_none": learned.lossy.reason if isinstance(learned.lossy, Absent) else "",
+        "leave_early": learned.leave_early,
         "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
         "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),
         "screened": dict(learned.screened),
@@ -192,6 +196,7 @@ def load_exit(path: Path | str) -> Exit:
         None if drafting is None else _parse_drafting(drafting, tensors),
         about["screened"],
         None if signs is None else DocumentFeatures.from_json(signs),
+        about["leave_early"],
         state_translators_from_tensors(*model, pairs) if pairs else None,
         None if spoken is None else lens_from_tensors(of_drafts, spoken),
     )

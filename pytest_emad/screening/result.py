@@ -1,12 +1,15 @@
 """Result of a screening as plain JSON, and its recommendation: exit at one point, or leave the model alone.
 
+FLOPs alone recommend nothing: the point must also be faster than full depth on this machine, and must not be shown to
+lose more than allowed in text that it writes itself.
+
 An exit carries the JSON; tables, pages and suites read it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
@@ -23,6 +26,7 @@ from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.signals import perplexity_from_nats
 from pytest_emad.screening.drafts import SelfDraftingResult
 from pytest_emad.screening.guarantee import Guarantee
+from pytest_emad.screening.own_text import OwnText
 from pytest_emad.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.timing import CandidateTime
@@ -38,8 +42,9 @@ CONFIRMATION_LEVEL = 0.05
 class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
-    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points. ``seconds``:
-    phase → its duration; ``predicted``: of the longest phases.
+    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points;
+    ``times_by_point``: of these, by point. ``own_text``: of decoded points. ``seconds``: phase → its duration;
+    ``predicted``: of the longest phases.
     """
 
     model: LoadedModel
@@ -54,6 +59,8 @@ class ScreeningResult:
     certified: Certification | None
     decoded: list[SelectedPoint]
     timed: list[CandidateTime]
+    times_by_point: Mapping[OperatingPoint, CandidateTime]
+    own_text: list[OwnText]
     drafts: SelfDraftingResult
     seconds: dict[str, float]
     predicted: dict[str, float]
@@ -61,11 +68,12 @@ class ScreeningResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A recommendation: ``lossy``, as in an exit; its ``guarantee``; its text, ``sentence``."""
+    """A recommendation: ``lossy`` and ``leave_early``, as in an exit; its ``guarantee``; its text, ``sentence``."""
 
     lossy: OperatingPoint | Absent
     guarantee: Guarantee | None
     sentence: str
+    leave_early: bool = False
 
 
 def recommend(
@@ -76,8 +84,13 @@ def recommend(
     rise: float,
     inconclusive: str,
     documents: int,
+    times: Mapping[OperatingPoint, CandidateTime],
+    own_text: Sequence[OwnText],
 ) -> Recommendation:
     """The first of ``decoded`` that evaluation confirms and that saves enough, or the reason for none.
+
+    Leaving early at it is advised only if ``times`` shows it to be faster than full depth, and ``own_text`` does not
+    show that it loses more than ``rise`` there.
 
     ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: reason
     why so little text allows no recommendation, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
@@ -118,9 +131,42 @@ def recommend(
         f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
         f"{', '.join(map(str, row.point.probes))}"
     )
-    statement = certification.promise.statement
-    text = f"leave early: {name}, saves {_outcome_text(row)} on evaluation text. {unpromised}{statement}"
-    return Recommendation(row.point, promise, text)
+    tried = _trials(times.get(row.point), next((each for each in own_text if each.point == row.point), None))
+    failed = [trial.sentence for trial in tried if not trial.passed]
+    outcome = f"{name}, saves {_outcome_text(row)} on evaluation text"
+    advice = (
+        f"do not leave early here: {outcome}, but {' and '.join(failed)}"
+        if failed
+        else f"leave early: {outcome}; {', '.join(trial.sentence for trial in tried)}"
+    )
+    return Recommendation(
+        row.point, promise, f"{advice}. {unpromised}{certification.promise.statement}", leave_early=not against
+    )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    passed: bool
+    sentence: str
+
+
+def _trials(time: CandidateTime | None, written: OwnText | None) -> list[_Trial]:
+    """What the clock and free generation say of a point whose saving is confirmed."""
+    if time is None:
+        clock = _Trial(False, "no text is long enough to time it")
+    else:
+        slower = "no faster than full depth: " if time.low <= 1 else ""
+        speed = f"{time.fast:.2f}× as fast [{time.low:.2f}, {time.high:.2f}]"
+        clock = _Trial(not slower, f"it is {slower}{speed}{'' if slower else ' as full depth'} on this machine")
+    if written is None:
+        return [clock, _Trial(False, "no text is long enough to let it write")]
+    rise, refuted = written.rise, written.rise.p_above <= CONFIRMATION_LEVEL
+    risen = f"{rise.value:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}]"
+    said = (
+        f"text that it writes itself has {risen} perplexity at full depth, and its first {written.same:.0f} of "
+        f"{written.new} tokens are full depth's"
+    )
+    return [clock, _Trial(not refuted, said)]
 
 
 def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
@@ -169,7 +215,15 @@ def _no_exit(why: str) -> Recommendation:
     return Recommendation(Absent(why), None, why)
 
 
-MACHINE_KEYS = ("time", "threads", "drafts", "seconds", "predicted")  # keys that depend on the machine
+MACHINE_KEYS = (
+    "time",
+    "threads",
+    "drafts",
+    "seconds",
+    "predicted",
+    "recommendation",
+    "leave_early",
+)  # keys that depend on the machine
 EMPTY_ROW = {"how": "replayed"} | dict.fromkeys(
     ("point", "probes", "net", "rise", "blocks")
 )  # of a row without a point
@@ -220,12 +274,23 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
             "promise": proven.promise.to_json(),
         },
         "time": [asdict(each) for each in result.timed],
+        "own_text": [
+            {
+                "point": each.point.name,
+                "rise": value_and_interval_to_json(each.rise),
+                "same": each.same,
+                "new": each.new,
+                "documents": each.rise.n,
+            }
+            for each in result.own_text
+        ],
         "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
         "seconds": result.seconds,
         "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
         "by_clock": list(MACHINE_KEYS),
         "recommendation": recommendation.sentence,
+        "leave_early": recommendation.leave_early,
     }
 
 

@@ -1,12 +1,12 @@
 """Screening of one model: from text to a learned exit, or to "leave it alone".
 
-    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → timing → drafts →
+    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → own text → timing → drafts →
     recommendation
 
 Each phase reads a fixed number of documents (``settings``). Record and table give the reason for a phase that cannot
 run. Rules are chosen, certified and judged on three texts; the guarantee's figures are of the certification text,
-all other savings and losses of the evaluation text. Times, and drafts chosen by them, depend on the machine
-(``result.MACHINE_KEYS``).
+all other savings and losses of the evaluation text. Times, and drafts and advice that follow from them, depend on the
+machine (``result.MACHINE_KEYS``).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
 from pytest_emad.screening.drafts import choose_drafting, predict_drafting_seconds
 from pytest_emad.screening.exit import Exit
 from pytest_emad.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
+from pytest_emad.screening.own_text import judge_own_text
 from pytest_emad.screening.result import ScreeningResult, recommend, screening_to_json
 from pytest_emad.screening.selection import (
     Certification,
@@ -67,7 +68,7 @@ from pytest_emad.screening.traces import (
 )
 
 T = TypeVar("T")
-PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "timing", "drafts")
+PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "own text", "timing", "drafts")
 
 
 @dataclass
@@ -100,7 +101,15 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     result = run_screening_phases(model, settings, progress=progress)
     few, documents = too_little_text_reason(result.texts), result.evaluated.text.n_documents
     recommendation = recommend(
-        result.slack, result.certified, result.decoded, result.within_reach, settings.rise, few, documents
+        result.slack,
+        result.certified,
+        result.decoded,
+        result.within_reach,
+        settings.rise,
+        few,
+        documents,
+        result.times_by_point,
+        result.own_text,
     )
     record = screening_to_json(result, recommendation)
     signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
@@ -114,6 +123,7 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
         drafting,
         record,
         signs,
+        leave_early=recommendation.leave_early,
         translators=None if named is None else result.states,
         spoken=result.drafts.spoken if drafting is not None and drafting.lens is not None else None,
     )
@@ -154,6 +164,8 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         "decoding",
         lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
+    shown = [row.point for row in decoded]
+    written = run("own text", lambda _: judge_own_text(model, shown, texts.evaluate, settings))
     points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> list[CandidateTime]:
@@ -175,6 +187,8 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         certified=certification,
         decoded=decoded,
         timed=timed,
+        times_by_point=dict(zip(points.values(), timed[1:], strict=False)),  # none where no window holds a prompt
+        own_text=written,
         drafts=drafts,
         seconds=run.seconds,
         predicted=predicted,

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from scipy import stats
 
 from emad_ref.calibration.cached_lens import SAMPLED_TOKENS
 from emad_ref.calibration.lens_fit import LensPlan
@@ -25,12 +26,14 @@ from emad_ref.models.generation import Generate
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from emad_ref.record import Floats
 from emad_ref.signals import log_probabilities
 from pytest_emad.benchmark.clock import time_pairs
 from pytest_emad.screening.exit_families import TUNED_LENS
 from pytest_emad.screening.selection import SelectedPoint, SelectionRow
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.traces import ScreeningText, TextSplits, layers_to_read, make_lens_plan
+from pytest_emad.statistics.estimate import fieller_interval
 
 T = TypeVar("T")
 FULL_DEPTH = "full depth"
@@ -38,15 +41,21 @@ CANDIDATES = 3
 PROMPT_LENGTHS = (16, 64, 128)  # tokens: after a long prompt a model repeats itself more often
 NEW_TOKENS = 64
 PAIRS = 9  # three per prompt length
+ERROR = 0.05  # of a two-sided interval
 
 
 @dataclass(frozen=True)
 class CandidateTime:
-    """``seconds`` per token of a row, and ``fast``: the speed-up over full depth of the same decoder."""
+    """``seconds`` per token of a row, and ``fast``: the speed-up over full depth of the same decoder.
+
+    ``low``, ``high``: 95 % interval of ``fast`` over paired requests (Fieller's, of the ratio of total times).
+    """
 
     name: str
     seconds: float
     fast: float
+    low: float
+    high: float
 
 
 def make_greedy_generate(decoder: WalkedDecoder) -> Generate:
@@ -91,8 +100,16 @@ def time_candidates(
         np.random.default_rng(settings.seed),
         synchronize=full.synchronize,
     )
-    seconds = {name: float(each.sum()) for name, each in timed.seconds.items()}
-    return [CandidateTime(name, spent / (pairs * new), seconds[FULL_DEPTH] / spent) for name, spent in seconds.items()]
+    return [_candidate_time(name, timed.seconds[FULL_DEPTH], own, new) for name, own in timed.seconds.items()]
+
+
+def _candidate_time(name: str, full: Floats, own: Floats, new: int) -> CandidateTime:
+    """From [pairs] seconds of full depth and of the candidate, ``new`` tokens each."""
+    fast = float(full.sum() / own.sum())
+    reach = float(stats.t.ppf(1 - ERROR / 2, len(own) - 1))
+    # full depth against itself has no spread, and a quadratic without one no two roots
+    bounds = (fast, fast) if name == FULL_DEPTH else fieller_interval(full, own, reach)
+    return CandidateTime(name, float(own.mean()) / new, fast, *bounds)
 
 
 def _prompt_batches(text: ScreeningText, room: int, rows: int) -> Iterator[list[Prompt]]:

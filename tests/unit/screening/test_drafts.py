@@ -223,9 +223,9 @@ def test_lengths_by_rows_end_where_no_length_pays(monkeypatch):
         asked.append((rows, pairs, [(way.longest, way.copied, way.by_rows) for way in ways]))
         assert all(decoder.max_rows == rows for decoder in decoders.values())
         lucky = 0.3 if pairs is not None and rows == 8 else 0.0
-        times = [CandidateTime(name, 0.0, lucky + 2 - rows / 8 - way.longest / 10 - way.copied)
+        times = [CandidateTime(name, 0.0, lucky + 2 - rows / 8 - way.longest / 10 - way.copied, 0.0, 9.0)
                  for name, way in zip(decoders, ways, strict=True)]  # fmt: skip
-        return [CandidateTime("full depth", 0.0, 1.0), *times]
+        return [CandidateTime("full depth", 0.0, 1.0, 1.0, 1.0), *times]
 
     monkeypatch.setattr(drafts, "time_candidates", race)
     model, way = SimpleNamespace(stepper=stepper_of()), Drafting(2, 4, copied=1)

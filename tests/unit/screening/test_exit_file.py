@@ -131,13 +131,18 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     let_commands_load(model, monkeypatch)
     save_exit(tmp_path / "e", found)
     save_exit(tmp_path / "none", replace(found, lossy=Absent("no slack")))
+    save_exit(tmp_path / "advised", replace(found, leave_early=True))
     depths = {}
-    for name in ("e", "none"):
-        assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / name), "--tokens", "30"]) == 0
+    for name, *way in (("e",), ("e lossy", "--lossy"), ("advised",), ("none",)):
+        file = str(tmp_path / name.split()[0])
+        assert cli.main(["generate", "small", "hello", "--exit", file, *way, "--tokens", "30"]) == 0
         depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
     record = WalkedDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
-    assert depths == {"e": record.tokens.select_sequence(0, 1).depth.tolist(), "none": [LAYERS] * 30}
-    assert set(depths["e"]) != {LAYERS}, "no token exited early: nothing was tested"
+    early, full = record.tokens.select_sequence(0, 1).depth.tolist(), [LAYERS] * 30
+    assert depths == {"e": full, "e lossy": early, "advised": early, "none": full}
+    assert set(early) != {LAYERS}, "no token exited early: nothing was tested"
+    assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / "none"), "--lossy"]) == 4
+    assert "this one has none: no slack" in capsys.readouterr().err
     asked = ["generate", "small", "hello", "--exit", str(tmp_path / "e")]
     assert cli.main([*asked, "--lossless"]) == 4
     assert "expected an exit with drafts" in capsys.readouterr().err
@@ -195,7 +200,7 @@ def test_changed_and_foreign_files_are_one_clear_error(found, tmp_path):
     data = (tmp_path / "e").read_bytes()
     for damaged, said in (
         (data[:-20], "cannot be read"),
-        (data.replace(rb"\"schema\": 3", rb"\"schema\": 2"), "has schema=2, but this version reads 3 alone"),
+        (data.replace(rb"\"schema\": 4", rb"\"schema\": 2"), "has schema=2, but this version reads 4 alone"),
         (data.replace(found.fitted.lens.digest.encode(), b"0" * 64), "was changed or cut"),
         ((tmp_path / "lens").read_bytes(), "has format='lens', but expected 'exit'"),
     ):

@@ -14,6 +14,7 @@ from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
+from emad_ref.exit_rules import early_exit_point
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
@@ -27,6 +28,7 @@ from pytest_emad.screening.drafts import predict_drafting_seconds
 from pytest_emad.screening.exit import load_exit
 from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, candidate_probe_sets
 from pytest_emad.screening.guarantee import Guarantee, ThresholdTest
+from pytest_emad.screening.own_text import OwnText, judge_own_text
 from pytest_emad.screening.result import recommend
 from pytest_emad.screening.screen import PHASES, screen
 from pytest_emad.screening.selection import (
@@ -45,7 +47,13 @@ from pytest_emad.screening.settings import (
     default_document_count,
     default_window_size,
 )
-from pytest_emad.screening.timing import UnitCosts, format_predicted_duration, measure_unit_costs, predict_phase_seconds
+from pytest_emad.screening.timing import (
+    CandidateTime,
+    UnitCosts,
+    format_predicted_duration,
+    measure_unit_costs,
+    predict_phase_seconds,
+)
 from pytest_emad.screening.traces import (
     TooLittleText,
     choose_held_out_token_count,
@@ -83,9 +91,8 @@ def test_the_duration_is_predicted_before_the_start(found):
     assert set(predicted) <= set(record["seconds"])
     assert all(seconds > 0 for seconds in predicted.values())
     first = next(line for line in printed.splitlines() if line.startswith("emad: "))
-    assert re.match(
-        r"emad: emad-nano: about \d+ seconds \(lens \d+, traces \d+, decoding \d+, timing \d+, drafts \d+\)", first
-    )
+    phases = ", ".join(rf"{phase} \d+" for phase in predicted)
+    assert re.match(rf"emad: emad-nano: about \d+ (?:seconds|minutes) \({phases}\)", first)
 
 
 def test_a_prediction_follows_from_unit_costs_and_amounts(nano):
@@ -368,8 +375,9 @@ def promised(name):
 
 def decide(
     oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=None,
-    reach=(0.35, 0.33, 0.37), looser=None,
+    reach=(0.35, 0.33, 0.37), looser=None, fast=(1.3, 1.2, 1.4), own=(0.005, 0.2),
 ):  # fmt: skip
+    """``fast``: the speed-up with its interval; ``own``: rise of the point's own text, and its p-value; None: none."""
     family = ExitFamily("gate", TUNED_LENS, "free")
     saved, rise = estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n)
     rows = [SelectedPoint(family, 0.01, point(), saved, rise, saved, how="decoded")]
@@ -387,7 +395,12 @@ def decide(
     oracles = [OracleHeadroom("price", TUNED_LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
     reached = [FamilyWithoutPoint(family, 0.01), widest]
     documents = n if documents is None else documents
-    return recommend(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
+    points = [row.point for row in rows]
+    times = {each: CandidateTime(each.name, 0.01, *fast) for each in points if fast is not None}
+    written = [OwnText(each, replace(estimate(own[0], -0.01, 0.2, n=30), p_above=own[1]), 12.4, 64)
+               for each in points if own is not None]  # fmt: skip
+    decoded = rows if proven else []
+    return recommend(oracles, certified if proven else None, decoded, reached, 0.01, few, documents, times, written)
 
 
 @pytest.mark.parametrize(
@@ -439,6 +452,46 @@ def test_a_confirmed_point_is_recommended_with_its_promise():
     assert (said.lossy, said.guarantee) == (point(), promised("gate ≤ 0.1"))
     assert "saves 30.0% net [28.0%, 32.0%] at +0.80% perplexity" in said.sentence
     assert "With probability 95%" in said.sentence
+
+
+def test_the_clock_and_its_own_text_decide_whether_to_leave_early():
+    """The point stays in the exit: on another machine it may pay."""
+    said = decide()
+    assert said.leave_early
+    assert said.sentence.startswith("leave early: tuned lens, gate, free depth, gate ≤ 0.1 after layers")
+    assert "it is 1.30× as fast [1.20, 1.40] as full depth on this machine" in said.sentence
+    assert "+0.5% [-1.0%, +20.0%] perplexity at full depth, and its first 12 of 64 tokens" in said.sentence
+    slow = "it is no faster than full depth: {} on this machine"
+    cases = {
+        slow.format("0.66× as fast [0.60, 0.71]"): {"fast": (0.66, 0.6, 0.71)},
+        slow.format("1.05× as fast [0.98, 1.12]"): {"fast": (1.05, 0.98, 1.12)},
+        "no text is long enough to time it": {"fast": None},
+        "text that it writes itself has +7.0% [-1.0%, +20.0%] perplexity": {"own": (0.07, 0.05)},
+        "no text is long enough to let it write": {"own": None},
+    }
+    for against, case in cases.items():
+        found = decide(**case)
+        assert not found.leave_early
+        assert found.sentence.startswith("do not leave early here: tuned lens, gate")
+        assert f"on evaluation text, but {against}" in found.sentence
+        assert (found.lossy, found.guarantee) == (said.lossy, said.guarantee)
+    both = decide(fast=(0.66, 0.6, 0.71), own=(0.07, 0.05)).sentence
+    assert "on this machine and text that it writes itself" in both
+
+
+def test_text_that_a_point_writes_itself_is_scored_at_full_depth(nano):
+    settings, layers = ScreeningSettings(corpus="world:mixed", documents=100), nano.stepper.layers
+    text = read_text_splits(nano, settings).evaluate
+    early = early_exit_point("softmax_response", layers, nano.stepper.vocabulary_size, 1, 0.3)
+    same, derailed = judge_own_text(nano, [full_depth(layers), early], text, settings)
+    assert (same.rise.value, same.same, same.rise.n) == (0.0, same.new, 10)
+    assert same.rise.p_above == 1
+    assert derailed.rise.value > 1
+    assert derailed.rise.p_above < 0.05
+    assert derailed.same < same.new / 4
+    assert (
+        judge_own_text(nano, [], text, settings) == judge_own_text(nano, [early], text.first_windows(1), settings) == []
+    )
 
 
 def test_without_a_promise_it_says_so():
