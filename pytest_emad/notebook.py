@@ -2,7 +2,8 @@
 
     results = pytest_emad.judge("emad-tiny", claims=["EMAD-E1"])  # as `emad judge`, in this process
     results = pytest_emad.read_report("report/")                  # the report of `pytest --emad-report report/`
-    results.claims; results.legs; results.points; results.tables["emad-tiny: readouts by layer on world:premise"]
+    results.claims; results.legs; results.points; results.lost_answers
+    results.tables["emad-tiny: readouts by layer on world:premise"]
     pytest_emad.plot_profile(results)
 
 pandas and matplotlib (extra ``report``) are imported on first use.
@@ -66,6 +67,16 @@ class RunResults:
     def points(self) -> pandas.DataFrame:
         """One row per operating point: cost, quality, depth. Rises and reductions are fractions."""
         return _frame(map(_with_bounds, self.report["points"]))
+
+    @cached_property
+    def lost_answers(self) -> pandas.DataFrame:
+        """One row per shown item that full depth answers right and a point does not, with both answers."""
+        return _frame(
+            {"model": point["model"], "point": point["name"], "task": task, **one}
+            for point in self.report["points"]
+            for task, lost in (point.get("lost_answers") or {}).items()
+            for one in lost["first"]
+        )
 
     @cached_property
     def tables(self) -> dict[str, pandas.DataFrame]:

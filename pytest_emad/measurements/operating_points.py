@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -224,8 +224,19 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {} if loss is points.full_loss else task_exclusion_reasons(tasks),
+        "lost_answers": {} if loss is points.full_loss else lost_answers_by_task(points.task_scores, tasks, loss.point),
         # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
+    }
+
+
+def lost_answers_by_task(scored: TaskScores, tasks: Iterable[str], point: OperatingPoint) -> dict[str, Any]:
+    """Task that loses items at ``point`` → their number, and the first of them with both answers."""
+    found = {task: scored.lost_answers(task, point) for task in tasks}
+    return {
+        task: {"count": count, "first": [one.to_json() for one in first]}
+        for task, (count, first) in found.items()
+        if count
     }
 
 

@@ -28,7 +28,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.record import Bools
+from emad_ref.record import DECODE, Bools
 from emad_ref.replay.losses import full_depth_flops, net_saving
 from emad_ref.replay.replay import TraceReplayer, replay
 from emad_ref.text import world
@@ -36,6 +36,7 @@ from emad_ref.text.documents import SPLITS, Split
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.accuracy import TaskAccuracy
 from pytest_emad.statistics.units import ByDocument, ByItem, DocumentMembership
+from pytest_emad.tasks.answers import Decode, LostAnswer, TaskAnswer, answers_from_trace, lost_answers
 from pytest_emad.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding
 from pytest_emad.tasks.datasets import TaskDataUnavailable
 from pytest_emad.tasks.lm_eval_settings import lm_eval_quiet
@@ -361,8 +362,13 @@ def _merge_results(task: LmEvalTaskMetadata, results: list[TaskResult]) -> TaskR
     scores = np.concatenate([result.scores for result in results])
     items = tuple(item for result in results for item in result.items)
     texts = tuple(text for result in results for text in result.texts)
+    prompts, answers = (
+        tuple(text for result in results for text in getattr(result, part)) for part in ("prompts", "answers")
+    )
     cut = sum(result.cut for result in results)
-    return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, texts, cut=cut)
+    return TaskResult(
+        task.name, results[0].metric, results[0].filter, scores, items, texts, cut=cut, prompts=prompts, answers=answers
+    )
 
 
 VALIDATED_ITEMS = 400  # items per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
@@ -394,6 +400,11 @@ class ReplayedTask:
     def compute_flop_saving(self, point: OperatingPoint) -> float:
         """Net share of the decode FLOPs of these sequences."""
         return self._play(point)[1]
+
+    def answers(self, point: OperatingPoint, decode: Decode) -> list[TaskAnswer]:
+        """The answer to each item; not of programs, which are run."""
+        replayer = self._reading(point)
+        return answers_from_trace(self.items, replayer.trace, replayer.replay(point).depth, decode)
 
     def cluster_values_by_text(self, values: Bools) -> ByItem:
         return ByItem(values, cluster_duplicate_items(self.items))
@@ -430,7 +441,7 @@ class TaskScores:
 
     def __init__(self, subject: ModelUnderTest):
         self._subject, self.published = subject, LmEvalTaskScorer(subject)
-        self._generated: dict[tuple[str, OperatingPoint], ByItem] = {}
+        self._generated: dict[tuple[str, OperatingPoint], list[tuple[TaskAnswer, bool]]] = {}
         self._items: dict[Split, tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]] = {}
 
     @property
@@ -479,12 +490,38 @@ class TaskScores:
         """[items] bool, right at ``point``: by replay, or by decoding for programs."""
         if task in self.published.scorable_tasks:
             return self.published.correctness_by_item(task, point)
-        played, key = self._played[task], (task, point)
+        played = self._played[task]
         if played.replayable:
             return played.correctness_by_item(point)
-        if key not in self._generated:
-            self._generated[key] = played.cluster_values_by_text(self._run_programs(played.items, point))
-        return self._generated[key]
+        return played.cluster_values_by_text(np.array([right for _, right in self._programs(task, point)], dtype=bool))
+
+    def lost_answers(self, task: str, point: OperatingPoint) -> tuple[int, list[LostAnswer]]:
+        """(Number of items that full depth answers right and ``point`` does not, the first of them)."""
+        full = self._subject.full_depth_point
+        lost = self.correctness_by_item(task, full).values & ~self.correctness_by_item(task, point).values
+        if not lost.any():
+            return 0, []
+        right, wrong = self._answers(task, full), self._answers(task, point)
+        return int(lost.sum()), lost_answers(self._prompts(task), right, wrong, lost)
+
+    def _answers(self, task: str, point: OperatingPoint) -> Sequence[TaskAnswer]:
+        if task in self.published.scorable_tasks:
+            return [TaskAnswer(text) for text in self.published.evaluate_task(task, point).answers]
+        played = self._played[task]
+        if played.replayable:
+            return played.answers(point, self._decode)
+        return [answer for answer, _ in self._programs(task, point)]
+
+    def _prompts(self, task: str) -> Sequence[str]:
+        if task in self.published.scorable_tasks:
+            return self.published.evaluate_task(task, self._subject.full_depth_point).prompts
+        opening = self._subject.opening_token
+        return [self._decode(item.prompt[int(item.prompt[0] == opening) :].tolist()) for item in self._own[task]]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``; their ids for a model without a tokenizer."""
+        tokenizer = self._subject.loaded.tokenizer
+        return " ".join(map(str, tokens)) if tokenizer is None else decode_tokens(tokenizer, list(tokens))
 
     def decode_full_and_adaptive_correctness(self, task: str, point: OperatingPoint) -> tuple[ByItem, ByItem]:
         """[items] bool, right at full depth and at ``point``, of at most ``DECODED_ITEMS``.
@@ -603,19 +640,25 @@ class TaskScores:
             return self.published.compute_flop_saving(task, point)
         return self._played[task].compute_flop_saving(point)
 
-    def _run_programs(self, items: list[EncodedTaskItem], point: OperatingPoint) -> Bools:
+    def _programs(self, task: str, point: OperatingPoint) -> list[tuple[TaskAnswer, bool]]:
+        """What the decoder writes for each item, and whether it runs right."""
+        if (task, point) not in self._generated:
+            self._generated[task, point] = self._run_programs(self._played[task].items, point)
+        return self._generated[task, point]
+
+    def _run_programs(self, items: list[EncodedTaskItem], point: OperatingPoint) -> list[tuple[TaskAnswer, bool]]:
         tokenizer = self._subject.tokenizer
         newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
-        right = []
+        found = []
         with self._subject.open_audited_decoder(point, max_rows=ROWS) as decoder:
             for start in range(0, len(items), ROWS):
                 batch = items[start : start + ROWS]
                 record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
-                right += [
-                    is_code_completion_correct(item.example, decode_tokens(tokenizer, emitted.tolist()))
-                    for item, emitted in zip(batch, record.emitted, strict=True)
-                ]
-        return np.array(right, dtype=bool)
+                for row, (item, emitted) in enumerate(zip(batch, record.emitted, strict=True)):
+                    text = decode_tokens(tokenizer, emitted.tolist())
+                    depths = tuple(record.tokens.select_sequence(row, DECODE).depth.tolist())
+                    found.append((TaskAnswer(text, depths), is_code_completion_correct(item.example, text)))
+        return found
 
 
 def _guess(items: list[EncodedTaskItem], validation: list[EncodedTaskItem]) -> float:

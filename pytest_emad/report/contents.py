@@ -16,7 +16,16 @@ from typing import Any
 from pytest_emad.report.depth_explorer import build_depth_explorers, build_pair_explorers, copy_intervals_to_margins
 from pytest_emad.report.figures import EMBEDDED, FIGURES, FORWARD
 from pytest_emad.report.schema import Report
-from pytest_emad.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, operating_point_rows, to_cell_rows
+from pytest_emad.report.tables import (
+    ABSENT,
+    Cell,
+    Row,
+    claim_rows,
+    leg_rows,
+    lost_answer_rows,
+    operating_point_rows,
+    to_cell_rows,
+)
 from pytest_emad.statistics import number_format
 from pytest_emad.statistics.gate import claim_title, format_measurement_and_requirement
 from pytest_emad.statistics.verdicts import OUTCOMES, PAPERS, load_register
@@ -82,6 +91,7 @@ class PageRun:
     timings: list[Row]
     claims: list[ClaimEntry]
     points: list[Row]
+    lost_answers: list[Row]
     tables: list[tuple[str, list[Row], PageFigure | None]]
     notes: list[str]
     goldens: list[Row]
@@ -154,6 +164,7 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
         timings=timing_rows(report),
         claims=_claim_entries(report["claims"]),
         points=operating_point_rows(report["points"]),
+        lost_answers=lost_answer_rows(report["points"]),
         tables=[
             (f"{table['model']}: {table['title']}", to_cell_rows(_without_lists(table)), figures.get(number))
             for number, table in enumerate(report["tables"])

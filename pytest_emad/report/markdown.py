@@ -43,6 +43,7 @@ def _run_sections(run: PageRun) -> list[str]:
         "Claims": [_table([entry.row for entry in run.claims]), escape_markdown(GATE_NOTE) if run.claims else ""],
         "Legs": legs,
         "Operating points": [_table(run.points)],
+        "Lost answers": [_table(run.lost_answers)],
         "Tables": tables,
         "Notes": ["\n".join(f"- {escape_markdown_paragraph(note)}" for note in run.notes)],
         "Goldens": [_table(run.goldens)],

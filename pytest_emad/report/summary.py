@@ -11,6 +11,7 @@ are printed at every level, even in more than forty lines.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -72,6 +73,7 @@ class RunSummary:
     ``repeat``    the command that repeats the first of them.
     ``unknown``   a sentence for each model that does not know its judged text.
     ``points``    name of each selected operating point → its roles, cost and quality.
+    ``lost``      answers that the first point to lose any loses: how many by task, and two of the task that loses most.
     ``rest``      outcome → claims that do not gate, by reason.
     ``more``      the option to read more text, if that would decide a claim.
     ``record``    lines about known verdicts.
@@ -87,6 +89,7 @@ class RunSummary:
     unknown: tuple[str, ...]
     gates: tuple[GatingClaimSummary, ...]
     points: Mapping[str, str]
+    lost: tuple[str, ...]
     rest: Mapping[Outcome, ClaimGroups]
     more: str
     record: tuple[str, ...]
@@ -114,6 +117,7 @@ def build_run_summary(report: Report) -> RunSummary:
         unknown=tuple(_unknown_texts(report)),
         gates=gates,
         points=dict(_selected_points(report["points"])),
+        lost=tuple(_lost_answers(report["points"])),
         rest=_group_rest(rest, register),
         more=_larger_budget(rest, report),
         record=tuple(_record_lines(report)),
@@ -323,6 +327,28 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
         yield f"no task of {len(accuracy)} counts"
 
 
+LOST_SHOWN, LOST_LETTERS = 2, 60
+
+
+def _lost_answers(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line with counts by task, then a line for each shown item, of the first point that loses any."""
+    for point in points:
+        if lost := point.get("lost_answers"):
+            by_count = sorted(lost.items(), key=lambda entry: -entry[1]["count"])
+            counts = ", ".join(f"{task} {found['count']}" for task, found in by_count)
+            yield f"answers that full depth gives and {point['name']} loses: {counts}"
+            task, found = by_count[0]
+            for one in found["first"][:LOST_SHOWN]:
+                prompt = _quoted(one["prompt"][-LOST_LETTERS:])
+                depths = f" at depths {' '.join(map(str, one['depths'][:12]))}" if one["depths"] else ""
+                yield f"  {task}: {prompt} → {_quoted(one['full_depth'])}, now {_quoted(one['at_point'])}{depths}"
+            return
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(textwrap.shorten(text, LOST_LETTERS, placeholder="…") or text, ensure_ascii=False)
+
+
 # ---------------------------------------------------------------- the rest
 
 
@@ -486,6 +512,7 @@ DETAIL_LEVELS = (
     DetailLevelSettings((), False, 0, False, False, 4, 4),
     DetailLevelSettings((), False, 0, False, False, 1, 2),
 )
+FEW_POINTS = 4  # a level with as many points or fewer leaves lost answers out
 BROKEN_LETTERS = 240  # letters for one cause of failed tests
 GATE_LETTERS = 160  # letters for a gate's measured and required value, and its leg
 
@@ -550,6 +577,8 @@ def _text_parts(brief: RunSummary, level: DetailLevelSettings, places: Sequence[
         yield f"  {name}: {facts}", "    ", ""
     if len(brief.points) > level.points:
         yield f"  {len(brief.points) - level.points} more: see -v or the report", "    ", ""
+    for text in brief.lost if level.points > FEW_POINTS else ():
+        yield text, "    ", ""
     yield from _rest_lines(brief, level)
     for text in (*brief.record, *brief.about):
         yield text if text in brief.record else f"emad: {text}", "  ", ""

@@ -172,8 +172,9 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     Keys, all optional but ``name``: ``model``, ``roles`` (why it was selected), ``mean_depth``, ``depth_p50``,
     ``depth_p90``, ``gross_reduction`` and ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a
     timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
-    ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``not_counted`` (task → why nothing is
-    decided by it), ``time_ratio`` (batch size → full depth / adaptive).
+    ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``lost_answers`` (see
+    ``lost_answer_rows``), ``not_counted`` (task → why nothing is decided by it), ``time_ratio`` (batch size → full
+    depth / adaptive).
     A model column exists if there are several.
     """
     several = len({point.get("model") for point in points}) > 1
@@ -202,6 +203,29 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
             "speed": Cell(_speed_text(point.get("time_ratio")), point.get("time_ratio")),
         }
         for point in points
+    ]
+
+
+def lost_answer_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per shown item that full depth answers right and a point does not.
+
+    ``lost_answers`` of a point: task → {"count": all such items, "first": [{"prompt", "full_depth", "at_point": the
+    answers, "depths": of each token of the latter, [] if unknown}]}.
+    """
+    several = len({point.get("model") for point in points}) > 1
+    return [
+        ({"model": Cell(point.get("model") or ABSENT)} if several else {})
+        | {
+            "task": Cell(f"{task} ({number} of {lost['count']} lost)"),
+            "prompt, its end": Cell(one["prompt"]),
+            "full depth": Cell(one["full_depth"]),
+            "at the point": Cell(one["at_point"]),
+            "depths": Cell(" ".join(map(str, one["depths"])) or ABSENT),
+            "point": Cell(point["name"]),
+        }
+        for point in points
+        for task, lost in (point.get("lost_answers") or {}).items()
+        for number, one in enumerate(lost["first"], 1)
     ]
 
 
@@ -281,6 +305,7 @@ def format_section_titles_and_texts(
     """
     candidates = [
         ("emad operating points", format_points_table(points, width)),
+        ("emad lost answers", format_text_table(lost_answer_rows(points), width)),
         *(
             (f"{table['model']}: {table['title']}", format_plain_table(table["rows"], width))
             for table in tables

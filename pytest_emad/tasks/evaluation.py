@@ -42,6 +42,7 @@ class TaskResult:
     ``texts``    the text of each document's question, or its ``items``: documents of one text depend on each other.
     ``others``   the task's further metrics, float64 [n] by (metric, filter).
     ``cut``      requests whose context lost its beginning, because it exceeded the model's window.
+    ``prompts``  the context of each document's first request; ``answers``: the generated text, or the likeliest option.
     """
 
     task: str
@@ -54,6 +55,8 @@ class TaskResult:
     units: Ints | None = None
     others: dict[tuple[str, str], Floats] = field(default_factory=dict)
     cut: int = 0
+    prompts: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:
@@ -179,8 +182,29 @@ def _task_result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], l
     items = tuple(str(row["doc_hash"]) for row in first)
     texts = tuple(str(row["doc"].get("context", row["doc_hash"])) for row in first)  # SQuAD's paragraph
     if main.ndim == 1:
-        return TaskResult(task_name, metric, chosen, main, items, texts, others=columns)
+        prompts = tuple(str(row["arguments"][0][0]) for row in first)
+        answers = tuple(_answer(row) for row in first)
+        return TaskResult(
+            task_name, metric, chosen, main, items, texts, others=columns, prompts=prompts, answers=answers
+        )
     tokens = np.array([len(lm.tok_encode(row["arguments"][0][0])) for row in first], dtype=np.int64)
     return TaskResult(
         task_name, metric, chosen, -main[:, 0], items, texts, tokens=tokens, units=main[:, 1].astype(np.int64)
     )
+
+
+def _answer(sample: Mapping[str, Any]) -> str:
+    """The filtered generated text of a document, or its option of the highest log-likelihood.
+
+    Of a single continuation lm-eval keeps its log-likelihood and whether greedy decoding writes it.
+    """
+    found, requests = sample["filtered_resps"], sample["arguments"]
+    if all(isinstance(each, (tuple, list)) and len(each) == 2 and not isinstance(each[0], str) for each in found):
+        likeliest = max(range(len(found)), key=lambda option: float(found[option][0]))
+        if len(found) > 1 or found[0][1]:
+            return str(requests[likeliest][1]).strip()
+        return "another continuation"
+    text = found[0]
+    while isinstance(text, (tuple, list)):  # programs: one list per repeat
+        text = text[0]
+    return str(text)

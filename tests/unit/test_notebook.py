@@ -54,13 +54,17 @@ def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_says(without_win
 
 
 def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
+    lost = {"prompt": "how many?", "full_depth": "7", "at_point": "3", "depths": [2]}
     point = {"model": "m", "name": "emad m=0.00", "net_reduction": 0.4, "interval": [0.1, 0.2]}
+    point |= {"lost_answers": {"chart": {"count": 3, "first": [lost]}}}
     table = {"model": "m", "title": "t", "rows": [{"layer": 1, "x": 0.5}, {"layer": 2, "x": None}]}
     claim = VERDICT.to_json() | {"title": "As fast", "fails": True, "test": ""}
     results = pytest_emad.RunResults(report(claims=[claim], points=[point], tables=[table]))
     assert results.claims.loc[0, ["id", "low", "high"]].tolist() == ["EMAD-F2", 0.8, 1.0]
     assert results.legs.loc[0, ["claim", "name", "estimate"]].tolist() == ["EMAD-F2", "batch 4", 0.9]
     assert results.points.loc[0, ["net_reduction", "low"]].tolist() == [0.4, 0.1]
+    (row,) = results.lost_answers.to_dict("records")
+    assert row == {"model": "m", "point": "emad m=0.00", "task": "chart"} | lost
     assert results.tables["m: t"].shape == (2, 2)
     broken = passed("a.py::test_b", outcome="failed", reason="OSError: no")
     told = pytest_emad.RunResults(results.report | {"tests": [broken]})._repr_html_()

@@ -351,3 +351,21 @@ def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):
     assert " ".join(" ".join(printed).split()).endswith(f"report read from {tmp_path}")
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
     assert main(["report", str(tmp_path), "--text", "--out", "elsewhere"]) == 4
+
+
+def test_two_answers_that_the_point_loses_are_shown_of_the_task_that_loses_most():
+    first = [
+        {"prompt": "x" * 90 + " how many?", "full_depth": "7 pens", "at_point": "3 …", "depths": [12, 3]},
+        {"prompt": "who?", "full_depth": "Mia", "at_point": "Kai", "depths": []},
+        {"prompt": "never shown", "full_depth": "a", "at_point": "b", "depths": [1]},
+    ]
+    lost = {"facts": {"count": 2, "first": first[1:]}, "chart": {"count": 394, "first": first}}
+    point = {"model": "m", "name": "emad m=0.00", "roles": ["calibrated default"], "lost_answers": lost}
+    later = point | {"name": "later", "lost_answers": {"facts": {"count": 9, "first": first}}}
+    printed = text(report([claim("EMAD-F1")], points=[{"name": "full depth"}, point, later]))
+    assert "answers that full depth gives and emad m=0.00 loses: chart 394, facts 2" in printed
+    shown = " ".join(" ".join(printed).split())
+    assert 'xx how many?" → "7 pens", now "3 …" at depths 12 3' in shown
+    assert 'chart: "who?" → "Mia", now "Kai"' in shown
+    assert "never shown" not in shown
+    assert "later loses" not in shown

@@ -7,11 +7,13 @@ import pytest
 
 from emad_ref.protocol import TokenArrivals
 from pytest_emad.report.tables import (
+    ABSENT,
     format_claims_table,
     format_plain_table,
     format_points_table,
     format_section_titles_and_texts,
     format_stream_latency_row,
+    lost_answer_rows,
     stream_latency_rows,
 )
 from pytest_emad.statistics.verdicts import Verdict
@@ -238,3 +240,16 @@ def test_times_of_streams_are_percentiles_and_tokens_that_arrive_together_share_
     assert one["first token, ms (95 %)"] == 900.0
     assert format_stream_latency_row(whole) == "1, unstreamed: whole answer 400 (400)"
     assert format_stream_latency_row(one) == "8 at once: first token 900 (900), whole answer 1e+03 (1e+03)"
+
+
+def test_lost_answers_have_a_row_each_with_both_answers():
+    first = [{"prompt": "how many?", "full_depth": "7", "at_point": "3", "depths": [2, 1]},
+             {"prompt": "who?", "full_depth": "Mia", "at_point": "Kai", "depths": []}]  # fmt: skip
+    points = [POINT, POINT | {"name": "early", "lost_answers": {"chart": {"count": 5, "first": first}}}]
+    rows = [{column: cell.text for column, cell in row.items()} for row in lost_answer_rows(points)]
+    assert rows == [
+        {"task": "chart (1 of 5 lost)", "prompt, its end": "how many?", "full depth": "7", "at the point": "3",
+         "depths": "2 1", "point": "early"},
+        {"task": "chart (2 of 5 lost)", "prompt, its end": "who?", "full depth": "Mia", "at the point": "Kai",
+         "depths": ABSENT, "point": "early"},
+    ]  # fmt: skip

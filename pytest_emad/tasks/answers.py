@@ -1,0 +1,86 @@
+"""What a model answered at a point, as text, beside what full depth answered: the items that the point loses.
+
+``tasks.scoring`` says whether an answer is right; a share of right answers does not show what went wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.record import Bools, Ints
+from emad_ref.replay.replay import sum_by_sequence, top1_tokens_at_depth
+from pytest_emad.tasks.scoring import EncodedTaskItem
+
+SHOWN = 10  # lost items of a task and a point that a report shows
+PROMPT_LETTERS = 400  # of a prompt's end
+LEFT_THERE = " …"  # greedy decoding goes on in its own way, which a replay of the reference answer does not read
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class TaskAnswer:
+    """``text`` of an answer, and the depth of each of its tokens; empty where depths are not known."""
+
+    text: str
+    depths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class LostAnswer:
+    """An item that full depth answers right and a point does not. ``prompt``: its end, at most ``PROMPT_LETTERS``."""
+
+    prompt: str
+    full_depth: str
+    at_point: str
+    depths: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"depths": list(self.depths)}
+
+
+def answers_from_trace(items: Sequence[EncodedTaskItem], trace: Trace, depth: Ints, decode: Decode) -> list[TaskAnswer]:
+    """The answer to each item at ``depth`` [tokens], by a ``trace`` of ``to_token_sequences(items)``.
+
+    Of a choice: the likeliest option. Of an exact answer: its tokens up to the first that the point does not emit, then
+    the token that it emits instead. Programs have no replayed answer, and no item of one may be asked for.
+    """
+    likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    emitted = top1_tokens_at_depth(trace, depth)
+    answers, sequence = [], 0
+    for item in items:
+        lengths = np.array([len(continuation) for continuation in item.continuations])
+        scores = likelihood[sequence : sequence + len(lengths)]
+        best = int(np.argmax(scores / lengths if item.example.scoring == "mean_choice" else scores))
+        positions = slice(trace.starts[sequence + best], trace.starts[sequence + best + 1])
+        depths = tuple(depth[positions].tolist())
+        if item.example.scoring == "exact":
+            written, target = emitted[positions], trace.target[positions]
+            wrong = np.flatnonzero(written != target)
+            end = int(wrong[0]) + 1 if len(wrong) else len(written)
+            answers.append(TaskAnswer(decode(written[:end].tolist()) + LEFT_THERE * bool(len(wrong)), depths[:end]))
+        else:
+            answers.append(TaskAnswer(decode(item.continuations[best].tolist()), depths))
+        sequence += len(lengths)
+    return answers
+
+
+def lost_answers(
+    prompts: Iterable[str], full: Sequence[TaskAnswer], at_point: Sequence[TaskAnswer], lost: Bools
+) -> list[LostAnswer]:
+    """Of ``lost`` [items] the first ``SHOWN``, in the order of the items."""
+    return [
+        LostAnswer(shorten_beginning(prompt), right.text, wrong.text, wrong.depths)
+        for prompt, right, wrong, is_lost in zip(prompts, full, at_point, lost, strict=True)
+        if is_lost
+    ][:SHOWN]
+
+
+def shorten_beginning(text: str, letters: int = PROMPT_LETTERS) -> str:
+    """The end of ``text``, which holds the question."""
+    return text if len(text) <= letters else f"… {text[-letters:].lstrip()}"
