@@ -197,6 +197,7 @@ def _run_plan(args: argparse.Namespace, register: dict[str, Claim]) -> RunPlan:
         margin=args.margin,
         exit=args.exit,
         tasks=args.tasks,
+        task_path=args.task_path,
         limit=args.limit,
         allow_code_execution=args.allow_code_execution,
         decoder_dtype=args.decoder_dtype,
@@ -400,6 +401,8 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         help="exit of emad screen; also judge EMAD-X1, X2, X5 and X6 on it")  # fmt: skip
     add("--lm-eval-tasks", dest="tasks", type=read(option_values.parse_task_names, "--lm-eval-tasks"),
         default=frozenset(), metavar="NAMES", help="lm-eval tasks to score, e.g. wikitext,gsm8k")  # fmt: skip
+    add("--task-path", type=read(option_values.parse_existing_folder, "--task-path"), metavar="DIR",
+        help="folder of task definitions of your own (lm-eval's YAML)")  # fmt: skip
     add("--limit", type=read(option_values.parse_count, "--limit"), metavar="N",
         help="documents per lm-eval task (default: all)")  # fmt: skip
     add("--allow-code-execution", nargs="?", const=CODE_EXECUTION[0], choices=CODE_EXECUTION,

@@ -202,10 +202,19 @@ def make_lm_eval_task(task: LmEvalTaskMetadata, models: PairModels) -> PairTask:
 
         both = models.small.loaded, models.large.loaded
         with stop_run_on_error():
-            documents = select_task_documents(task.members, split, count, data=study.data, limit=study.limit)
+            documents = select_task_documents(
+                task.members, split, count, data=study.data, definitions=study.task_path, limit=study.limit
+            )
         if not documents:
             raise Unsupported(f"{task.name}: no document of {split} among {task.of}; name a larger file or limit")
-        outcome = answer_documents(way, documents, both, data=study.data, run_code=study.allow_code_execution)
+        outcome = answer_documents(
+            way,
+            documents,
+            both,
+            data=study.data,
+            definitions=study.task_path,
+            run_code=study.allow_code_execution,
+        )
         requests[split, count] = outcome.wanted
         # items of one text depend on each other
         questions: Ints = np.unique([one.question for one in documents], return_inverse=True)[1].astype(np.int64)

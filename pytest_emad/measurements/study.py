@@ -100,7 +100,8 @@ class Study:
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
     ``exit``     an exit's file (``screening.exit``), in place of screening one in the run.
-    ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
+    ``tasks``    lm-eval's, by name; ``task_path``: a folder of definitions of your own; ``limit``: documents of each,
+                 None for all; ``data``: a folder with local files.
     ``allow_code_execution``  how tasks run generated programs (``tasks.sandbox``); None: not at all.
     ``decoder_dtype``  the decoder under test's stated precision; None: ``dtype``.
     """
@@ -116,6 +117,7 @@ class Study:
     margin: float | None = None
     exit: Path | None = None
     tasks: frozenset[str] = frozenset()
+    task_path: Path | None = None
     limit: int | None = None
     allow_code_execution: CodeExecution | None = None
     decoder_dtype: str | None = None
@@ -133,6 +135,7 @@ class Study:
             "margin": self.margin,
             "profile": _digest(self.profile, "profile"),
             "tasks": "+".join(sorted(self.tasks)) or None,
+            "task_path": None if self.task_path is None else _digest_of_definitions(self.task_path),
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
@@ -143,12 +146,19 @@ class Study:
             return len(self.tasks)
         from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager
 
-        return len(expand_task_tags(self.tasks, make_task_manager(None)))
+        return len(expand_task_tags(self.tasks, make_task_manager(None, self.task_path, self.tasks)))
 
     @property
     def exit_file_digest(self) -> str | None:
         """Digest of the exit's file, None without one. Raises BadFile."""
         return _digest(self.exit, "exit")
+
+
+def _digest_of_definitions(folder: Path) -> str:
+    """Digest of the names and contents of the task files in ``folder`` and below it."""
+    files = sorted(path for path in folder.rglob("*.yaml") if path.is_file())
+    parts = [f"{path.relative_to(folder)} {_digest(path, 'task-path')}" for path in files]
+    return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _digest(path: Path | None, what: str) -> str | None:

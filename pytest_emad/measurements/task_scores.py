@@ -39,7 +39,6 @@ from pytest_emad.statistics.units import ByDocument, ByItem, DocumentMembership
 from pytest_emad.tasks.answers import Decode, LostAnswer, TaskAnswer, answers_from_trace, lost_answers
 from pytest_emad.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding
 from pytest_emad.tasks.datasets import TaskDataUnavailable
-from pytest_emad.tasks.lm_eval_settings import lm_eval_quiet
 from pytest_emad.tasks.sandbox import sandbox_unavailable_reason
 from pytest_emad.tasks.scoring import (
     CONTEXT_TOKENS,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
 
 
 RIGHT_OR_WRONG = frozenset({"acc", "exact_match", "exact", "pass@1"})  # lm-eval's metrics that are 0 or 1 per document
+READ_OUTPUT_TYPES = ("multiple_choice", "generate_until", "loglikelihood", "loglikelihood_rolling")
 PERPLEXITIES = frozenset({"word_perplexity"})
 REPLAYED = 200  # replayed requests of a task for its saving
 FOREIGN_ROWS = 32  # most rows of a request to a foreign decoder
@@ -102,13 +102,12 @@ class LmEvalTaskScorer:
     @cached_property
     def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
-        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager
+        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager, require_known_task
 
-        manager = make_task_manager(None)
         names = sorted(self._study.tasks)
+        manager = make_task_manager(None, self._study.task_path, names)
         for name in names:
-            if name not in manager.all_tasks:
-                raise BadArgument("--emad-tasks", name, f"some of {', '.join(manager.all_tasks)}")
+            require_known_task(name, manager, "--emad-tasks")
         by_task = {
             name: tuple(manager.task_index[name].cfg["task"]) if name in manager.all_groups else (name,)
             for name in expand_task_tags(names, manager)
@@ -144,10 +143,9 @@ class LmEvalTaskScorer:
 
     def _read(self, name: str, members: tuple[str, ...]) -> LmEvalTaskMetadata | str:
         """Definition and documents of a task, or the reason why it cannot be scored."""
-        from pytest_emad.tasks.evaluation import make_task_manager
+        from pytest_emad.tasks.evaluation import load_tasks, make_task_manager
 
-        with lm_eval_quiet():
-            tasks = make_task_manager(self._study.data).load(list(members))["tasks"]
+        tasks = load_tasks(make_task_manager(self._study.data, self._study.task_path, members), members)["tasks"]
         for task in tasks.values():
             if reason := self._obstacle(task):
                 return reason
@@ -168,6 +166,8 @@ class LmEvalTaskScorer:
                 return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"
             if self._study.allow_code_execution == "confined" and (reason := sandbox_unavailable_reason()):
                 return reason
+        if task.OUTPUT_TYPE not in READ_OUTPUT_TYPES:
+            return f"its output type is {task.OUTPUT_TYPE!r}; {', '.join(READ_OUTPUT_TYPES)} are scored here"
         new_tokens = _new_tokens(task)
         return (
             f"it takes {new_tokens} new tokens, and the model has {positions} positions"
@@ -254,6 +254,7 @@ class LmEvalTaskScorer:
                 lm,
                 task.members,
                 data=self._study.data,
+                definitions=self._study.task_path,
                 limit=self.documents_per_task,
                 run_code=self._study.allow_code_execution,
             )

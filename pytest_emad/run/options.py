@@ -337,8 +337,15 @@ OPTIONS: tuple[PluginOption, ...] = (
         "tasks",
         option_values.parse_task_names,
         frozenset(),
-        "lm-eval tasks to score, e.g. wikitext,gsm8k",
+        "lm-eval tasks to score, e.g. wikitext,gsm8k: this project's own, lm-eval's, or those of --emad-task-path",
         "NAMES",
+    ),
+    PluginOption(
+        "task-path",
+        option_values.parse_existing_folder,
+        None,
+        "folder of task definitions of your own (lm-eval's YAML), for --emad-tasks (docs/own-task.md)",
+        "DIR",
     ),
     PluginOption("limit", option_values.parse_count, None, "documents per task (default: all)", "N"),
     PluginOption(

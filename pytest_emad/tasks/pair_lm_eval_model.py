@@ -30,9 +30,8 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import Bools
 from emad_ref.text.documents import Split
 from pytest_emad.tasks.continuation_scoring import Answer, make_stop_string_check
-from pytest_emad.tasks.evaluation import evaluate_tasks, make_task_manager
+from pytest_emad.tasks.evaluation import evaluate_tasks, load_tasks, make_task_manager
 from pytest_emad.tasks.lm_eval_model import EmadLM
-from pytest_emad.tasks.lm_eval_settings import lm_eval_quiet
 from pytest_emad.tasks.sandbox import CodeExecution
 from pytest_emad.tasks.scoring import PairAnswerFunctions, PairAnswerTokens
 
@@ -59,7 +58,13 @@ class TaskDocument:
 
 
 def select_task_documents(
-    members: Sequence[str], split: Split, count: int, *, data: Path | None, limit: int | None
+    members: Sequence[str],
+    split: Split,
+    count: int,
+    *,
+    data: Path | None,
+    limit: int | None,
+    definitions: Path | None = None,
 ) -> list[TaskDocument]:
     """At most ``count`` documents of one half, in the order of their questions' checksums, so members are mixed.
 
@@ -70,8 +75,7 @@ def select_task_documents(
     """
     if split not in HALVES:
         raise BadArgument("split", split, f"one of {', '.join(HALVES)}", "published tasks are dealt into two halves")
-    with lm_eval_quiet():
-        tasks = make_task_manager(data).load(list(members))["tasks"]
+    tasks = load_tasks(make_task_manager(data, definitions, members), members)["tasks"]
     documents = [
         TaskDocument(member, index, str(task.doc_to_text(document)))
         for member, task in tasks.items()
@@ -101,6 +105,7 @@ def answer_documents(
     *,
     data: Path | None,
     run_code: CodeExecution | None,
+    definitions: Path | None = None,
 ) -> PairTaskOutcome:
     """Let ``way`` answer ``documents`` and lm-eval score them. ``models``: small and large, with one tokenizer.
 
@@ -111,7 +116,7 @@ def answer_documents(
     members = list(dict.fromkeys(document.member for document in documents))
     chosen = {name: sorted(d.index for d in documents if d.member == name) for name in members}
     lm = PairLM(way, models)
-    results = evaluate_tasks(lm, members, data=data, run_code=run_code, documents=chosen)
+    results = evaluate_tasks(lm, members, data=data, definitions=definitions, run_code=run_code, documents=chosen)
     # lm-eval numbers its documents in the order of the file
     order = [(document.member, chosen[document.member].index(document.index)) for document in documents]
     right = np.array([results[member].scores[place] == 1 for member, place in order], dtype=bool)

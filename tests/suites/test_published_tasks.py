@@ -67,7 +67,7 @@ def test_tasks_reach_the_verdict_the_table_and_the_notes(
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [("gsm9k", "--emad-tasks='gsm9k', but expected some of"), ("pile", "but expected a folder that holds ")],
+    [("gsm9k", "--emad-tasks='gsm9k', but expected a task of lm-eval"), ("pile", "but expected a folder that holds ")],
 )
 def test_a_task_that_is_not_there_is_one_error(judge: Run, reader: Path, data: Path, task: str, said: str) -> None:
     result = judge(*F1, model=reader, corpus="self", data=data, tasks=task, more=NOT_LITERAL)

@@ -24,6 +24,7 @@ from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.unit.tasks.test_datasets import squad_rows, write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+from pytest_emad.tasks import evaluation
 from pytest_emad.tasks.evaluation import evaluate_tasks
 from pytest_emad.tasks.lm_eval_model import EmadLM
 
@@ -61,6 +62,15 @@ def made(nano: LoadedModel, data: Path) -> Make:
         return ModelMeasurements(loaded, study, RunResources() if decoder is None else RunResources(decoder))
 
     return make
+
+
+@pytest.fixture
+def without_stock_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let lm-eval have no definitions of its own, which take 8 s to find; ``test_own_tasks`` reads them."""
+    real = evaluation._task_manager
+    monkeypatch.setattr(
+        evaluation, "_task_manager", lambda data, own, *, with_defaults: real(data, own, with_defaults=False)
+    )
 
 
 # ---------------------------------------------------------------- scored tasks
@@ -265,11 +275,13 @@ def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ("gsm9k", r"--emad-tasks='gsm9k', but expected some of .*gsm8k.*wikitext"),
+        ("gsm9k", r"--emad-tasks='gsm9k', but expected a task of lm-eval.*gsm8k.*wikitext.*nearest: gsm8k"),
         ("pile", "data=.*pile.*, but expected a folder that holds valid"),
     ],
 )
-def test_a_task_that_is_not_there_ends_the_run(made: Make, tmp_path: Path, task: str, said: str) -> None:
+def test_a_task_that_is_not_there_ends_the_run(
+    made: Make, tmp_path: Path, without_stock_tasks: None, task: str, said: str
+) -> None:
     with pytest.raises(RunStopped, match=said):
         made(task, data=tmp_path).task_scores.published.require_known_tasks()
 

@@ -527,8 +527,7 @@ def test_the_worlds_programs_are_judged_by_their_asserts(nano):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tasks": []}, r"tasks=\[\], but expected some of"),
-        ({"tasks": ["arc_easy", "mmlu"]}, r"tasks=\['mmlu'\], but expected some of .*arc_easy"),
+        ({"tasks": []}, r"tasks=\[\], but expected at least one name"),
         ({"tasks": ["arc_easy"], "limit": 0}, "limit=0, but expected a count of documents ≥ 1"),
         ({"tasks": ["humaneval"]}, "run_code=None, but expected 'confined' for humaneval"),
     ],
