@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from emad_ref.absent import Absent
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.calibration.lens_files import (
     PAIR_NAME,
     FittedLens,
@@ -144,7 +144,7 @@ def save_exit(path: Path, learned: Exit) -> None:
     about = {
         "lens": lens,
         "lossy": None if isinstance(learned.lossy, Absent) else json_fields.point_to_json(learned.lossy),
-        "why_none": learned.lossy.reason if isinstance(learned.lossy, Absent) else "",
+        "why_none": reason_if_absent(learned.lossy),
         "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
         "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),
         "screened": dict(learned.screened),

@@ -411,8 +411,7 @@ def candidate_points_up_to_best(
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [chooser.loosest_point(dial, share * rise) for share in STRICTNESS]
-    by_name = {point.name: point_with_translated_kv(point, states) for point in points if point is not None}
-    return list(by_name.values())  # settings with one name count once
+    return [point_with_translated_kv(point, states) for point in dict.fromkeys(points) if point is not None]
 
 
 def point_with_translated_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:

@@ -42,6 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from emad_ref.absent import Absent
 from emad_ref.errors import EmadError, is_whole
 from emad_ref.files import BadFile, read_bytes, read_json, write_atomically
 from pytest_emad.statistics.verdicts import OUTCOMES, Claim, Verdict, load_register
@@ -321,14 +322,11 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def no_comparison_failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Reason why a run without comparisons fails; empty if it compared some, or judged no claim."""
+def absent_comparison(rows: Sequence[Mapping[str, Any]]) -> Absent | None:
+    """Why a run without comparisons fails; None if it compared some, or judged no claim."""
     if not rows or any(row["expected"] is not None for row in rows):
-        return ""
-    return (
-        "gate known: nothing was compared, no verdict on record is about these models, corpora, budget, seed and "
-        "options"
-    )
+        return None
+    return Absent("nothing was compared, no verdict on record is about these models, corpora, budget, seed and options")
 
 
 INDEX = "index.json"

@@ -19,10 +19,10 @@ from pytest_emad.statistics.goldens import (
     DamagedGolden,
     KnownVerdicts,
     VerdictConditions,
+    absent_comparison,
     format_comparison_summary,
     list_changes_from_shipped_register,
     load_known_verdicts_from_folders,
-    no_comparison_failure_reason,
     record_verdict,
     require_known_verdicts_file,
     summarise_seed_outcomes,
@@ -170,8 +170,8 @@ def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
     ]
     (timed,) = format_comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
     assert timed == "1 not compared, no device: Energy per token falls (EMAD-N1)"
-    assert no_comparison_failure_reason(rows) == no_comparison_failure_reason([]) == ""
-    assert "nothing was compared" in no_comparison_failure_reason(rows[-1:])
+    assert absent_comparison(rows) is absent_comparison([]) is None
+    assert "nothing was compared" in absent_comparison(rows[-1:]).reason
 
 
 def test_two_seeds_never_settle_and_three_do() -> None:
