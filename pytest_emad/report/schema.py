@@ -30,7 +30,8 @@
                 that have one, which decide nothing; "alike": the same fact, recorded once more
     deselected  [{"nodeid", "shipped", "claim"? of the test, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
-    known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
+    known       [{"claim", "model", "expected", "outcomes" that pass, "changed", "why"}]: the verdicts beside the
+                record
     tier        {"offered", "live": counts by model}, see ``tiers``
 
 Raise ``REPORT.schema`` with any change of this form. This module needs no model, torch or extra.

@@ -75,10 +75,11 @@ class Exit:
         lossy = None if isinstance(self.lossy, Absent) else self.lossy
         if lossy is not None:
             self._require_own(lossy)
-        named = None if self.guarantee is None else self.guarantee.chosen
-        if named is not None and (lossy is None or named != lossy.name):
-            lossy_name = None if lossy is None else lossy.name
-            raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
+        if self.guarantee is not None and self.guarantee.chosen_point is not None:
+            own = None if lossy is None else lossy.digest
+            if self.guarantee.chosen_point != own:
+                expected = f"{None if lossy is None else lossy.name!r}, the point that is recommended"
+                raise BadArgument("exit.guarantee.chosen", self.guarantee.chosen, expected)
         if self.drafting is not None:
             self.drafting.require_fits_model(self.fitted.lens.layers)
             self._require_lens("drafting", self.drafting.lens, self.spoken)
@@ -135,7 +136,7 @@ class BadExit(EmadError):
     """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
-EXIT = FileFormat("exit", 3, "screen the model again with `emad screen`", BadExit)
+EXIT = FileFormat("exit", 4, "screen the model again with `emad screen`", BadExit)
 
 
 def save_exit(path: Path, learned: Exit) -> None:

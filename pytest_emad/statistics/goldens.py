@@ -276,6 +276,7 @@ class VerdictRecordComparison:
             "claim": self.verdict.id,
             "model": self.verdict.model,
             "expected": expectation_of_point_values,
+            "outcomes": [] if self.expected is None else sorted(self.expected.outcomes),
             "changed": changed,
             "why": self.why,
         }
@@ -311,7 +312,7 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
     compared = [row for row in rows if row["expected"] is not None]
     changed = [row for row in compared if row["changed"]]
-    loose = [row for row in compared if row["expected"].startswith(SEED_DEPENDENT)]
+    loose = [row for row in compared if len(row["outcomes"]) > 1]
     changes = f", {len(changed)} changed: {listed(changed)}" if changed else ""
     lines = [f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as recorded{changes}"]
     if loose:

@@ -617,7 +617,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     for argv, message in (
         ([tmp_path / "none"], "report.json' cannot be read (No such file or directory)"),
         ([bad], "has schema=4, but this version reads 5 alone"),
-        ([good, bad, "--out", tmp_path / "out"], "has schema=3"),
+        ([good, bad, "--out", tmp_path / "out"], "has schema=4"),
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
         ([good, "--out", blocked], "out="),

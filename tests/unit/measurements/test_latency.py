@@ -400,7 +400,8 @@ def test_every_batch_size_is_tried_before_the_race(monkeypatch):
             raise RuntimeError("more shapes than TorchDynamo compiles a step for")
 
     monkeypatch.setattr(evidence.subject, "generate_greedy", greedy)
-    assert "RuntimeError: more shapes" in evidence.subject.absent_compiled_generate(evidence.subject.budget.batch_sizes)
+    absent = evidence.subject.absent_compiled_generate(evidence.subject.budget.batch_sizes)
+    assert "RuntimeError: more shapes" in absent.reason
     assert [rows for rows, _ in tried] == [1, 2, 8]
     assert len({length for _, length in tried}) == 3, "lengths differ, so that one graph serves any"
 

@@ -79,7 +79,14 @@ def test_a_gate_says_what_it_asks_what_was_found_what_it_needs_and_which_way_is_
     ]
 
 
-KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": False, "why": ""}
+KNOWN = {
+    "claim": "EMAD-E1",
+    "model": "m",
+    "expected": "survived",
+    "outcomes": ["survived"],
+    "changed": False,
+    "why": "",
+}
 
 
 @pytest.mark.parametrize(
