@@ -21,3 +21,8 @@ class Absent:
 
     reason: str
     lacking: Lacking = "data"
+
+
+def reason_if_absent(found: object) -> str:
+    """The reason of an ``Absent``, for texts and files; "" for anything else."""
+    return found.reason if isinstance(found, Absent) else ""

@@ -6,9 +6,11 @@ and users' decoders read the same point.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -199,14 +201,24 @@ def _require_tuple(name: str, row: object, is_one: Callable[[object], bool], wha
         raise BadArgument(name, row, f"a tuple of {what}", "see OperatingPoint")
 
 
+def _canonical(value: Any) -> Any:
+    """``value`` with one text for equal numbers: 1, 1.0 and NumPy's 1 are ``1.0``, and −0.0 is ``0.0``."""
+    if isinstance(value, dict):
+        return {key: _canonical(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(part) for part in value]
+    return float(value) + 0.0 if is_number(value) and not isinstance(value, bool) else value
+
+
 @dataclass(frozen=True, repr=False)
 class OperatingPoint(NotebookReprMixin):
-    """One configuration of adaptive depth.
+    """One configuration of adaptive depth. Points with equal fields are one point, whatever their names.
 
     Attributes
     ----------
     name : str
-        Name in reports, e.g. ``emad m=0.20``.
+        Label in reports, e.g. ``emad m=0.20``, with as many digits as tell the points of a set apart. It identifies
+        nothing: points are compared by all other fields, and files refer to one by its ``digest``.
     family : str
         Source of the thresholds: ``full``, ``truncation``, ``emad`` (profile − margin), ``fixed_entropy``,
         ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
@@ -261,7 +273,7 @@ class OperatingPoint(NotebookReprMixin):
     EMAD, "Algorithm (per token)"; CALM, FREE (decaying thresholds).
     """
 
-    name: str
+    name: str = field(compare=False)
     family: str
     layers: int
     ceiling: int
@@ -345,6 +357,12 @@ class OperatingPoint(NotebookReprMixin):
             self._require_confident(self.confidence)
         elif SIGNALS[self.signal].needs_confidence_parameters:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see exit_rules.early_exit_point")
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits of a SHA-256 over every field but the name: equal for equal points."""
+        plain = {key: _canonical(value) for key, value in self.to_json().items() if key != "name"}
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
     @cached_property
     def threshold_table(self) -> NDArray[np.float32]:

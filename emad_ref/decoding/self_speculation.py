@@ -301,7 +301,7 @@ def draft(
     require_prompts(prompts)
     require_deepening_support(model)
     drafting.require_fits_model(model.point.ceiling)
-    expected = replace(drafting_point(model.point.layers, drafting), name=model.point.name, ceiling=model.point.ceiling)
+    expected = replace(drafting_point(model.point.layers, drafting), ceiling=model.point.ceiling)
     if model.point != expected:
         raise BadArgument("model.point", model.point.name, "the point of this drafting", "see drafting_point")
     return run_self_speculation(model, drafting, prompts, options)

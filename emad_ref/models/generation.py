@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, __version__
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from emad_ref.absent import Absent
 from emad_ref.models.tokenizers import BOS, EOS, PAD, START
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
@@ -125,8 +126,8 @@ def make_prompt_lookup_generate(model: Any, device: torch.device) -> Generate:
     return make_transformers_generate(model, device, prompt_lookup_num_tokens=LOOKUP_TOKENS)
 
 
-def drafting_unavailable_reason(*models: Any) -> str:
-    """Reason why transformers cannot verify drafts of and by these models here; "" if it can.
+def absent_drafting(*models: Any) -> Absent | None:
+    """Why transformers cannot verify drafts of and by these models here; None if it can.
 
     Assisted generation keeps more keys of a sliding window than the window, to take rejected drafts back. Before
     huggingface/transformers#48280 the cache also returned them all: an eager step fails, and one of sdpa without a mask
@@ -134,8 +135,8 @@ def drafting_unavailable_reason(*models: Any) -> str:
     """
     windowed = any(any(DynamicCache(config=model.config).is_sliding) for model in models)
     if not windowed or not _returns_keys_beyond_window():
-        return ""
-    return (
+        return None
+    return Absent(
         f"a sliding window, and the cache of transformers {__version__} returns keys beyond it while drafts are "
         "verified; fixed in transformers 5.18"
     )

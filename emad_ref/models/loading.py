@@ -48,6 +48,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from emad_ref.absent import Absent
 from emad_ref.console import NotebookReprMixin
 from emad_ref.errors import BadArgument, EmadError, convert_errors_to_bad_argument, require_instance, require_whole
 from emad_ref.models import bundled
@@ -304,7 +305,7 @@ def load(
             "hub_id": source.hub_id,
             "revision": revision,
             "commit": commit,
-            "tokenizer_missing": "" if tokenizer is not None else _why_no_tokenizer(source),
+            "tokenizer_missing": "" if tokenizer is not None else _absent_tokenizer(source).reason,
             "seed": seed if source.kind in ("random", "control") else None,
             "dtype": str(precision).removeprefix("torch."),
             "device": str(device),
@@ -632,15 +633,15 @@ def _is_stored(source: ModelSource, file: str, where: dict[str, Any]) -> bool:
     return True
 
 
-def _why_no_tokenizer(source: ModelSource) -> str:
+def _absent_tokenizer(source: ModelSource) -> Absent:
     if source.kind in ("random", "control"):
-        return "random weights of a published geometry come without one"
+        return Absent("random weights of a published geometry come without one")
     where = (
         "the cached files of the hub repository"
         if source.hub_id is not None and not is_hub_reachable()
         else source.place
     )
-    return f"none of {', '.join(TOKENIZER_FILES)} in {where}"
+    return Absent(f"none of {', '.join(TOKENIZER_FILES)} in {where}")
 
 
 def _wrap_errors(

@@ -19,6 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_whole
 
 SAMPLE = "The quick brown fox jumps over the lazy dog, 1 2 3.\nAnd then it sleeps."
@@ -200,11 +201,11 @@ class _TokenDeclarations:
             if who == TOKENIZER and not self._is_inside(BOS, (who, token)):
                 continue  # added to the tokenizer, and never trained
             self._require_inside(who, BOS, token)
-            if why := self._why_no_opening(token):
-                refused.setdefault(token, f"{who}.{BOS} is {self._token_text(token)}, {why}")
+            if absent := self._absent_opening(token):
+                refused.setdefault(token, f"{who}.{BOS} is {self._token_text(token)}, {absent.reason}")
             elif chosen is None:
                 chosen = who, token
-        spare = next((each for each in ends if not self._why_no_opening(each[1], end=True)), None)
+        spare = next((each for each in ends if not self._absent_opening(each[1], end=True)), None)
         best = chosen or spare
         opens = "texts open with no token" if best is None else f"texts open with {self._token_text(best[1])}"
         for why in refused.values():
@@ -268,18 +269,18 @@ class _TokenDeclarations:
 
     # ------------------------------------------------------------ what an id is
 
-    def _why_no_opening(self, token: int, *, end: bool = False) -> str:
-        """Reason why no text may open with ``token``; empty if one may. ``end``: phrase for an end of a text."""
+    def _absent_opening(self, token: int, *, end: bool = False) -> Absent | None:
+        """Why no text may open with ``token``; None if one may. ``end``: whether ``token`` ends texts."""
         if self._tokenizer is None:
-            return ""
+            return None
         if not self._is_special(token):
-            return "no special token of the tokenizer"
+            return Absent("no special token of the tokenizer")
         bos, eos = self._own(BOS), self._own(EOS)
         if token == bos or (token == eos and (end or bos is None)):
-            return ""
+            return None
         roles = ("unk", "mask") if bos is None else ("unk", "mask", "eos", "pad", "sep", "cls")
         role = next((role for role in roles if self._own(f"{role}_token_id") == token), None)
-        return "" if role is None else f"the tokenizer's {role}_token"
+        return None if role is None else Absent(f"the tokenizer's {role}_token")
 
     def _is_special(self, token: int) -> bool:
         """Whether ``token`` is special in the tokenizer; without one, whether no declaration contradicts it."""

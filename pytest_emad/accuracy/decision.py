@@ -11,8 +11,10 @@ open one says how many items would decide it (``statistics.accuracy_power``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,6 @@ from pytest_emad.statistics.accuracy_power import (
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import (
     LEVEL,
-    LegTest,
     build_leg_test,
     build_measured_estimate_leg,
     decide_legs,
@@ -123,11 +124,20 @@ def decide_accuracy(
         build_leg_test(name, test.estimate, "above", margin, claim.minimum)
         for name, (test, _) in zip(names, measured, strict=True)
     ]
-    counted = sum(each.leg.p_falsify is not None for each in prepared)
-    legs = decide_legs(prepared)
+    counted = max(sum(each.leg.p_falsify is not None for each in prepared), 1)
+    forecasts = [
+        cache(partial(forecast_items, spread, test.estimate, margin, LEVEL / counted, LEVEL, test.items))
+        for test, spread in measured
+    ]
+    legs = decide_legs(
+        [
+            replace(one, describe_open=partial(_describe_open_test, forecast, counted))
+            for one, forecast in zip(prepared, forecasts, strict=True)
+        ]
+    )
     tests = [
-        _finish(replace(test, name=name), spread, leg, one, margin, max(counted, 1))
-        for name, (test, spread), leg, one in zip(names, measured, legs, prepared, strict=True)
+        replace(test, name=name, leg=leg, **_detectable_and_forecast(spread, leg, margin, counted, forecast))
+        for name, (test, spread), leg, forecast in zip(names, measured, legs, forecasts, strict=True)
     ]
     return verdict_from_legs(claim, candidate, [test.leg for test in tests]), tests, omissions
 
@@ -278,16 +288,20 @@ def _name_tests(tests: Sequence[ScoreTest]) -> list[str]:
     return names
 
 
-def _finish(test: ScoreTest, spread: ScoreSpread, leg: Leg, prepared: LegTest, margin: float, family: int) -> ScoreTest:
-    """The test with its leg, its detectable drops and, if open, its forecast in the leg's words."""
-    if prepared.leg.p_falsify is None:
-        return replace(test, leg=leg, detectable=DetectableDrops(None, None))  # too few items decide nothing
-    detectable = find_detectable_drops(spread, margin, LEVEL / family, LEVEL)
-    if leg.outcome != "inconclusive":
-        return replace(test, leg=leg, detectable=detectable)
-    forecast = forecast_items(spread, test.estimate, margin, LEVEL / family, LEVEL, test.items)
+def _describe_open_test(
+    forecast: Callable[[], ItemForecast], family: int, falsified_alone: bool
+) -> tuple[str, str, int | None]:
+    """(Reason, remedy, items that would decide it) of an open leg."""
     few = "shown neither to exceed the margin nor to stay below it"
-    remedy = str(forecast)
-    alone = f"; falsified alone, but not after Holm over {family} tests" if (leg.p_falsify or 1.0) <= LEVEL else ""
-    leg = replace(leg, reason=f"{few}{alone}; {remedy}", remedy=remedy, enough=forecast.items)
-    return replace(test, leg=leg, detectable=detectable, forecast=forecast)
+    alone = f"; falsified alone, but not after Holm over {family} tests" if falsified_alone else ""
+    return f"{few}{alone}; {forecast()}", str(forecast()), forecast().items
+
+
+def _detectable_and_forecast(
+    spread: ScoreSpread, leg: Leg, margin: float, family: int, forecast: Callable[[], ItemForecast]
+) -> dict[str, Any]:
+    """Fields of a test beside its leg: its detectable drops and, if it is open, its forecast."""
+    if leg.p_falsify is None:
+        return {"detectable": DetectableDrops(None, None)}  # too few items decide nothing
+    detectable = find_detectable_drops(spread, margin, LEVEL / family, LEVEL)
+    return {"detectable": detectable} | ({"forecast": forecast()} if leg.outcome == "inconclusive" else {})

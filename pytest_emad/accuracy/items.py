@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import is_number
 from emad_ref.files import BadFile
 from emad_ref.record import Floats
@@ -162,9 +163,9 @@ class ScoreColumns:
         columns: dict[str, Floats] = {}
         omissions = []
         for metric, values in self._values.items():
-            column, reason = self._column(metric, values)
-            if column is None:
-                omissions.append(Omission(f"{self._subject}: {metric}", len(values), reason))
+            column = self._column(metric, values)
+            if isinstance(column, Absent):
+                omissions.append(Omission(f"{self._subject}: {metric}", len(values), column.reason))
                 continue
             columns[metric] = column if is_higher_better(metric) else 1.0 - column
         if not columns:
@@ -174,7 +175,7 @@ class ScoreColumns:
             raise BadFile(self._argument, self._source, "a metric with one number per item", reason, remedy)
         return columns, omissions
 
-    def _column(self, metric: str, values: Mapping[int, Any]) -> tuple[Floats | None, str]:
+    def _column(self, metric: str, values: Mapping[int, Any]) -> Floats | Absent:
         wrong = [
             row for row, value in values.items() if value is None or (is_number(value) and not math.isfinite(value))
         ]
@@ -185,13 +186,13 @@ class ScoreColumns:
             remedy = "evaluate these items again; a missing score is neither right nor wrong"
             raise BadFile(self._argument, self._source, "a finite score for every item", reason, remedy)
         if not all(isinstance(value, bool) or is_number(value) for value in values.values()):
-            return None, NOT_A_NUMBER
+            return Absent(NOT_A_NUMBER)
         column = np.full(self._rows, np.nan)
         column[list(values)] = [float(value) for value in values.values()]
         given = column[list(values)]
         if given.min() < 0 or given.max() > 1:
-            return None, BEYOND_SHARES
-        return column, ""
+            return Absent(BEYOND_SHARES)
+        return column
 
 
 def require_distinct_ids(argument: str, source: Path, subject: str, ids: Sequence[str]) -> None:

@@ -13,13 +13,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally, require_shape
-from pytest_emad.audit.reference_logits import (
-    PrefixCachingLens,
-    ProbeReadoutWork,
-    emission_noise_factor,
-    is_decided_by_full_heads,
-    is_tied,
-)
+from pytest_emad.audit.reference_logits import PrefixCachingLens, ProbeReadoutWork, is_decided_by_full_heads, is_tied
+from pytest_emad.audit.tolerances import TRACE_ROUNDING, max_log_prob_error
 from pytest_emad.audit.trajectory import (
     WIDEST_FEED,
     CheckedSession,
@@ -32,8 +27,6 @@ from pytest_emad.audit.trajectory import (
 )
 from pytest_emad.audit.work import require_counted_work
 
-# traces hold float32: 6e-8 of values up to tens of nats, and room for the sum over the vocabulary
-TRACE_ROUNDING = 1e-5
 NO_STOP: frozenset[int] = frozenset()
 
 
@@ -320,7 +313,7 @@ def _judge_replay(judge: Judge, trajectory: Trajectory, document: ReplayedDocume
     nll = -log_softmax(trajectory.logits, axis=-1)[np.arange(len(target)), target]
     with np.errstate(invalid="ignore"):  # a next token pruned by both has infinite loss in both
         off = np.where(same & (nll != document.nll_nats), np.abs(nll - document.nll_nats), 0.0)
-    allowed = 2 * judge.tolerance * emission_noise_factor(point)
+    allowed = max_log_prob_error(point, judge.tolerance)
     at = int(np.argmax(~(off <= allowed)))
     tally.require(
         bool((off <= allowed).all()),

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +35,8 @@ class Finding:
 
     ``live``: counts of the decoder's answers for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
     ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), if it has one.
+    ``complaint``: of a failed check, ``detail`` without the counts; "" if it has none. ``cause``: the place in the code
+    that made the complaint, ``module:line``, equal for complaints of one requirement; "" unknown.
     """
 
     check: str
@@ -43,6 +46,8 @@ class Finding:
     ties: int
     live: Mapping[str, int | list[int]] = field(default_factory=dict, compare=False)
     sample: Mapping[str, Any] | None = None
+    complaint: str = field(default="", compare=False)
+    cause: str = field(default="", compare=False)
 
     def require(self) -> None:
         """Raise AuditRefutedError if the check failed."""
@@ -67,6 +72,15 @@ class AuditRefutedError(EmadError):
     def __init__(self, complaint: str, finding: Finding | None = None):
         self.finding = finding
         super().__init__(complaint)
+
+
+def place_of_complaint(error: BaseException) -> str:
+    """``module:line`` of the requirement behind ``error``, which ``prefix_raised_complaints`` may have raised anew."""
+    while isinstance(error.__cause__, AuditRefutedError):
+        error = error.__cause__
+    frames = [(frame.f_globals["__name__"], line) for frame, line in walk_tb(error.__traceback__)]
+    outside = [(module, line) for module, line in frames if module != __name__]
+    return f"{outside[-1][0]}:{outside[-1][1]}" if outside else ""
 
 
 def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
@@ -103,6 +117,7 @@ class Tally:
     near: int = 0  # positions with a possible tie
     noisy: bool = False
     complaint: str | None = None
+    cause: str = ""  # of the complaint
     sample: Mapping[str, Any] | None = None  # of the complaint
     notes: list[str] = field(default_factory=list)
     window: int = 0
@@ -149,7 +164,7 @@ class Tally:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if isinstance(error, AuditRefutedError):
-            self.complaint = str(error)
+            self.complaint, self.cause = str(error), place_of_complaint(error)
             return True
         return False  # a crash of the decoder or of the lens propagates
 
@@ -166,7 +181,8 @@ class Tally:
         if self.notes:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
-            return Finding(self.check, False, f"{self.complaint} ({counts})", self.n, self.ties, sample=self.sample)
+            detail = f"{self.complaint} ({counts})"
+            return Finding(self.check, False, detail, self.n, self.ties, {}, self.sample, self.complaint, self.cause)
         if self.ties > self.max_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"

@@ -13,8 +13,8 @@ from scipy.special import log_softmax
 
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
-from pytest_emad.audit.finding import Finding
-from pytest_emad.audit.tolerances import find_first_excess
+from pytest_emad.audit.finding import AuditRefutedError, Finding, prefix_raised_complaints
+from pytest_emad.audit.tolerances import find_first_excess, max_log_prob_error
 from pytest_emad.audit.trajectory import DecoderUnderTest, Judge
 
 
@@ -52,7 +52,7 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
     history.
     """
     judge = Judge.for_check("log-probabilities", under_test)
-    tally, allowed = judge.tally, 2 * judge.tolerance
+    tally, allowed = judge.tally, max_log_prob_error(None, judge.tolerance)
     with tally:
         rows = generate_greedy_log_probs(under_test.decoder, prompts, max_new, top)
         tally.require(len(rows) == len(prompts), f"{len(rows)} rows for {len(prompts)} prompts")
@@ -61,8 +61,8 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
             history = np.concatenate([prompt.tokens, shown.tokens[:-1]]).astype(np.int64)
             expected = log_softmax(under_test.lens(history).last_layer, axis=-1)
             new = expected[len(prompt.tokens) - 1 :]
-            fault = log_probs_malformed_reason(shown, max_new, top, allowed)
-            tally.require(not fault, f"row {row}: {fault}")
+            with prefix_raised_complaints(f"row {row}: "):
+                require_greedy_log_probs(shown, max_new, top, allowed)
             known = np.take_along_axis(new, shown.ids, axis=-1)
             started = len(prompt.tokens) - 1
             _require_close(judge, f"row {row}, new token", shown.log_probs, known, history, started)
@@ -108,25 +108,25 @@ def truncated_divergence(expected: Floats, reported: Floats) -> Floats:
     return total
 
 
-def log_probs_malformed_reason(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> str:
-    """Reason why ``shown`` is not ``max_new`` greedy tokens among ``top`` different ids each; "" if it is.
+def require_greedy_log_probs(shown: TokenLogProbs, max_new: int, top: int, allowed: float) -> None:
+    """Raise AuditRefutedError unless ``shown`` is ``max_new`` greedy tokens among ``top`` different ids each.
 
     A greedy token is at most ``allowed`` nats behind the likeliest one that the decoder itself reports.
     """
     shapes = shown.tokens.shape, shown.ids.shape, shown.log_probs.shape
     wanted = (max_new,), (max_new, top), (max_new, top)
     if shapes != wanted:
-        return f"arrays of shapes {shapes}, but {wanted} were asked for"
+        raise AuditRefutedError(f"arrays of shapes {shapes}, but {wanted} were asked for")
     if (np.diff(np.sort(shown.ids, axis=-1), axis=-1) == 0).any():
-        return f"one id stands twice among the {top} likeliest"
+        raise AuditRefutedError(f"one id stands twice among the {top} likeliest")
     places = shown.ids == shown.tokens[:, None]
     if not places.any(axis=-1).all():
-        return f"an emitted token is not among the {top} likeliest"
+        raise AuditRefutedError(f"an emitted token is not among the {top} likeliest")
     behind = shown.log_probs.max(axis=-1) - shown.log_probs[places]
     if (behind > allowed).any():
         at = int(behind.argmax())
-        return f"new token {at}: {shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest that is reported"
-    return ""
+        far = f"{shown.tokens[at]} lies {behind[at]:.2g} nats behind the likeliest that is reported"
+        raise AuditRefutedError(f"new token {at}: {far}")
 
 
 def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, tokens: Ints, first: int = 0) -> None:

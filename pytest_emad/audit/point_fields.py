@@ -34,14 +34,12 @@ from pytest_emad.audit.reference_logits import (
     LensReference,
     PrefixCachingLens,
     compute_reference,
-    emission_noise_factor,
     headroom_and_noise,
-    is_tied,
     rule_depths,
-    signal_noise_factor,
 )
 from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD, DecoderOpening
-from pytest_emad.audit.token_comparison import check_same_tokens, is_next_token_tied
+from pytest_emad.audit.token_comparison import check_same_tokens, is_next_token_tied, require_reference_step
+from pytest_emad.audit.tolerances import emission_noise_factor, signal_noise_factor
 from pytest_emad.audit.trajectory import Judge
 
 MOST_PROBES = 5
@@ -442,7 +440,8 @@ class FieldsCheck:
                 )  # fmt: skip  # with few rows, a share of ties has no meaning
                 tally.n += same.n
                 tally.require(same.passed is not False, same.detail)
-                _compare_steps(tally, decoder, own, point, prompts, continuations, allowed)
+                judge = Judge(tally, self.lens, point, allowed, decoder.capabilities.counted)
+                _compare_steps(judge, decoder, own, prompts, continuations)
                 return
             if variant.jumps and allowed > MAX_JUMP_TOLERANCE:
                 why = f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides"
@@ -592,33 +591,23 @@ def _point_depths(point: OperatingPoint, reference: LensReference) -> Ints:
 
 
 def _compare_steps(
-    tally: Tally,
-    decoder: Decoder,
-    own: Decoder,
-    point: OperatingPoint,
-    prompts: Sequence[Prompt],
-    continuations: Ints,
-    allowed: float,
+    judge: Judge, decoder: Decoder, own: Decoder, prompts: Sequence[Prompt], continuations: Ints
 ) -> None:
     """Require the depths and logits of ``own``, the reference decoder, in each row up to the first tie of a depth.
 
     Tokens would show an error in copied K/V only where it changes an argmax.
     """
     (session, theirs), (own_session, mine) = (each.start(prompts) for each in (decoder, own))
-    compared = list(range(len(prompts)))
+    signals: dict[int, list[Floats]] = {row: [] for row in range(len(prompts))}  # of the rows that are still compared
     with closing(session), closing(own_session):
         for at in range(continuations.shape[1] + 1):
             if at:
                 token = continuations[:, at - 1 : at]
                 theirs, mine = session.feed(token.copy()), own_session.feed(token.copy())
-            for row in compared[:]:
-                where = f"of fed token {at} of row {row}"
-                depth, wanted = theirs.depth[row, -1], mine.depth[row, -1]
-                if depth != wanted:
-                    tied = is_tied(point, mine.signal[[row], -1], (np.zeros(1, dtype=np.int64),), allowed).any()
-                    tally.require(bool(tied), f"depth {where} is {depth}, but the rule's is {wanted}")
-                    compared.remove(row)
-                    continue
-                apart = float(np.abs(theirs.logits[row, -1] - mine.logits[row, -1]).max())
-                tally.require(apart <= allowed, f"logits {where} are {apart:.2g} off, at most {allowed:.2g} allowed")
-                tally.n += 1
+            for row in list(signals):
+                signals[row].append(mine.signal[row, -1])
+                reference = int(mine.depth[row, -1]), mine.logits[row, -1]
+                shown = int(theirs.depth[row, -1]), theirs.logits[row, -1]
+                where = f"fed token {at} of row {row}"
+                if not require_reference_step(judge, where, np.array(signals[row]), reference, *shown):
+                    del signals[row]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,10 @@ from emad_ref.exit_rules import assign_bins, first_firing_probe
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.record import READOUTS, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
+from pytest_emad.audit.tolerances import Tolerance, max_tied_gap, signal_noise_factor
 
 FULL = READOUTS.index("full")
 AT_ONCE = 256  # positions, padding included, of several sequences read in one pass
-Tolerance = TypeVar("Tolerance", float, Floats)  # one, or one for each position
 
 
 @dataclass(frozen=True)
@@ -306,13 +306,13 @@ def is_decided_by_full_heads(point: OperatingPoint) -> bool:
 
 
 def candidate_threshold_rows(
-    point: OperatingPoint, position: Ints, logits: Floats, tolerance: float | Floats
+    point: OperatingPoint, position: Ints, logits: Floats, tolerance: Tolerance
 ) -> tuple[Ints, ...]:
     """``LensReference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
     best = np.argsort(logits, axis=-1)[:, -2:]
     first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
     probability = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
-    top1 = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
+    top1 = (best[:, 1], np.where(first - second <= max_tied_gap(None, tolerance), best[:, 0], best[:, 1]))
     return candidate_bins(point.bins, position, probability, top1, tolerance)
 
 
@@ -334,12 +334,6 @@ def candidate_bins(
     )
 
 
-def signal_noise_factor(point: OperatingPoint) -> float:
-    """Largest error of a signal at a probe, in multiples of a logit's tolerance."""
-    slopes = [abs(slope) for slope, _ in point.estimator.correction]
-    return SIGNALS[point.signal].noise * max(1.0, *slopes) if slopes else SIGNALS[point.signal].noise
-
-
 def signal_sensitivity(point: OperatingPoint, emitted: LayerLogits, positions: slice = slice(None)) -> Floats:
     """How fast signals of ``positions`` move with logits, at the most sensitive probe; float64, at least 1."""
     slope, fastest = SIGNALS[point.signal].slope, np.ones(len(emitted))[positions]
@@ -347,16 +341,6 @@ def signal_sensitivity(point: OperatingPoint, emitted: LayerLogits, positions: s
         for probe in point.probes:
             fastest = np.maximum(fastest, slope(emitted.after_layer(probe)[positions]))
     return fastest
-
-
-def emission_noise_factor(point: OperatingPoint) -> float:
-    """Largest error of an emitted logit, in multiples of a logit's tolerance; contrasts sum several errors."""
-    return 1.0 if SIGNALS[point.signal].is_single_layer else SIGNALS[point.signal].noise
-
-
-def max_tied_gap(point: OperatingPoint, tolerance: Tolerance) -> Tolerance:
-    """Largest gap between two emitted logits at which either may lead, as each may differ by the tolerance."""
-    return 2 * tolerance * emission_noise_factor(point)
 
 
 def token_thresholds(point: OperatingPoint, rows: Ints) -> Floats:

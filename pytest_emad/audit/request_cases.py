@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
+from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally, prefix_raised_complaints
-from pytest_emad.audit.reference_logits import Lens, emission_noise_factor, is_tied, max_tied_gap
+from pytest_emad.audit.reference_logits import Lens
 from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match_lens
 from pytest_emad.audit.sampling import (
     CHANCE,
@@ -39,7 +39,13 @@ from pytest_emad.audit.sampling import (
     rounding_chance_of_draws,
 )
 from pytest_emad.audit.spot_checks import AnsweredRequest
-from pytest_emad.audit.token_comparison import check_same_tokens, first_difference, is_next_token_tied
+from pytest_emad.audit.token_comparison import (
+    check_same_tokens,
+    first_difference,
+    is_next_token_tied,
+    require_reference_step,
+)
+from pytest_emad.audit.tolerances import max_logit_error
 from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory, emitted_logits
 
 BLOCK = 16  # positions of a K/V block of usual engines
@@ -527,7 +533,7 @@ class RequestCases:
 
     def _judge_draws_of(self, history: History, judge: Judge, answer: RequestAnswer, shown: Sequence[Floats]) -> None:
         """Require that an answer is not greedy; keep its draws from logits ``shown`` for the tests over all cases."""
-        temperature, noise = answer.by.temperature, judge.tolerance * emission_noise_factor(judge.point)
+        temperature, noise = answer.by.temperature, max_logit_error(judge.point, judge.tolerance)
         prompts, emitted = answer.request.prompts, answer.request.record.emitted
         drawn = [
             SampledRow(answer.by.seed, row, emitted[row][: len(logits)], logits, prompts[row].tokens)
@@ -562,6 +568,7 @@ class RequestCases:
         """
         point, emitted = answer.by.point, answer.request.record.emitted
         shown: list[list[Floats]] = [[] for _ in rows]
+        signals: list[list[Floats]] = [[] for _ in rows]
         left = list(range(len(rows)))  # rows of the session, in order
         session, step = self.bench.own(point).start(answer.request.prompts)
         with closing(session):
@@ -576,30 +583,12 @@ class RequestCases:
                     step = session.feed(np.array([[emitted[row][at - 1]] for row in left]))
                 for index, row in enumerate(left):
                     token = None if answer.by.temperature else int(emitted[row][at])
-                    if self._matches_reference_step(judge, rows[row], at, step, index, token):
+                    signals[row].append(step.signal[index, -1])
+                    reference, depth = (int(step.depth[index, -1]), step.logits[index, -1]), int(rows[row].depth[at])
+                    where, seen = rows[row].describe_position(at), np.array(signals[row])
+                    if require_reference_step(judge, where, seen, reference, depth, emitted=token):
                         shown[row].append(step.logits[index, -1])
         return [np.array(logits) for logits in shown]
-
-    def _matches_reference_step(
-        self, judge: Judge, row: Trajectory, at: int, step: Step, index: int, greedy: int | None
-    ) -> bool:
-        """Whether depth ``at`` of ``row`` is that of ``step``'s row ``index``, False at a tie; so must ``greedy`` be.
-
-        Raises:
-            AuditRefutedError: another depth, or another greedy token, without a tie.
-        """
-        point, depth, logits = judge.point, int(step.depth[index, -1]), step.logits[index, -1]
-        if depth != row.depth[at]:
-            tied = is_tied(point, step.signal[[index], -1], (np.zeros(1, dtype=np.int64),), judge.tolerance).any()
-            where = row.describe_position(at)
-            self.tally.require(bool(tied), f"{where}: the reference decoder takes depth {depth}")
-            return False
-        self.tally.n += 1
-        if greedy is not None:
-            gap, best = float(logits.max() - logits[greedy]), int(logits.argmax())
-            where = f"{row.describe_position(at)}: emitted {greedy}, but the argmax at that depth is {best}"
-            self.tally.require(gap < max_tied_gap(point, judge.tolerance), where)
-        return True
 
     def _judge_same_tokens(self, history: History) -> None:
         """Require equal tokens of every pair: greedily up to a tie, of draws as often as rounding allows."""

@@ -26,7 +26,7 @@ from pytest_emad.audit.decoding_checks import (
     require_record_work,
 )
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, prefix_raised_complaints
-from pytest_emad.audit.reference_logits import ProbeReadoutWork, emission_noise_factor
+from pytest_emad.audit.reference_logits import ProbeReadoutWork
 from pytest_emad.audit.sampling import (
     SampledAnswer,
     require_rounding_explains_draw_changes,
@@ -35,6 +35,7 @@ from pytest_emad.audit.sampling import (
 )
 from pytest_emad.audit.spot_checks import AnsweredRequest
 from pytest_emad.audit.token_comparison import check_same_tokens, first_difference
+from pytest_emad.audit.tolerances import max_logit_error
 from pytest_emad.audit.trajectory import DecoderUnderTest, Judge, Trajectory
 
 AT_ONCE = (2, 8)  # requests at once
@@ -412,7 +413,7 @@ def check_sampled_streams(
         of_next_seed = drawn[len(prompts) :]
         judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
         judge.tally.n += rows * max_new
-        noise = judge.tolerance * emission_noise_factor(judge.point)
+        noise = max_logit_error(judge.point, judge.tolerance)
         chances = [rounding_chance(noise / temperature, max_new)] * rows
         require_rounding_explains_draw_changes(
             judge.tally, parted, chances, temperature, "streamed", "in whole answers"

@@ -59,8 +59,9 @@ from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Bools, Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally
-from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens, emission_noise_factor
+from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens
 from pytest_emad.audit.token_comparison import first_difference
+from pytest_emad.audit.tolerances import FLOAT32_DRAW, max_logit_error
 from pytest_emad.audit.trajectory import Judge, Trajectory, emitted_logits
 
 BINS, EACH_BIN = 10, 8  # most bins of places, and least expected tokens in each
@@ -75,7 +76,6 @@ WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4
 EACH_ID = (-4.0, 1.0)  # λ for single ids: never drawn, and raised by a logit or two
 NEAR = 1 / 32  # distance of two places that count as near each other
 FACTORS = (0.85, 0.95, 1.05, 1.2)  # ratios of other tested temperatures to the temperature
-FLOAT32_DRAW = 1e-5  # chance that a sum of float32 probabilities changes a draw
 SPREAD = 10  # factor by which a draw may amplify differences of probabilities, which it sums over the vocabulary
 TEMPERATURES = np.geomspace(0.01, 5.0, 100)  # candidates for the best fit
 FROM_STEPS = 0.35  # least distance of a drawn temperature to the round numbers around it, in their steps
@@ -182,7 +182,7 @@ def check_sampling(
     judge = Judge(tally, remembering, point, tally.tolerance_at_least_noise(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
-        noise = judge.tolerance * emission_noise_factor(point)
+        noise = max_logit_error(point, judge.tolerance)
         require_not_greedy(tally, rows, temperature, noise)
         _require_seeded(tally, rows, prompts, temperature, noise)
         tally.discriminating = _count_open(rows, temperature)
@@ -561,7 +561,7 @@ def require_unaffected_samples(
     Row r of two requests draws by the same numbers under one seed. So per seed the distribution tests use only row i of
     request i; these rows are independent. Discriminating as in ``check_sampling``.
     """
-    tally, noise = judge.tally, judge.tolerance * emission_noise_factor(judge.point)
+    tally, noise = judge.tally, max_logit_error(judge.point, judge.tolerance)
     own = {(one.seed, one.at): one.record.emitted for one in alone}
     diagonal: dict[tuple[int, int], SampledRow] = {}
     parted, compared = list[str](), 0

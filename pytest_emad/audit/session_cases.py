@@ -18,7 +18,6 @@ from emad_ref.record import Ints
 from emad_ref.schedule.schedules import SCHEDULES
 from pytest_emad.audit.dimensions import Case
 from pytest_emad.audit.finding import Tally
-from pytest_emad.audit.reference_logits import is_tied
 from pytest_emad.audit.request_cases import (
     APPROXIMATE,
     TEMPERATURES,
@@ -30,6 +29,7 @@ from pytest_emad.audit.request_cases import (
     make_sent_prompts,
     overwrite_arrays,
 )
+from pytest_emad.audit.token_comparison import require_reference_step
 from pytest_emad.audit.trajectory import CheckedSession, Judge, Trajectory
 
 AFTER = 3  # tokens fed after a rollback, a commit and a drop, if the window has room
@@ -290,14 +290,8 @@ def require_same_trajectory(judge: Judge, found: Trajectory, wanted: Trajectory)
     shown = iter(() if found.logits is None else found.logits)
     theirs = iter(() if wanted.logits is None else wanted.logits)
     for at in range(len(wanted.depth)):
-        if found.depth[at] != wanted.depth[at]:
-            row = np.zeros(1, dtype=np.int64)
-            tied = is_tied(judge.point, wanted.signal[[at]], (row,), judge.tolerance).any()
-            complaint = f"{found.describe_position(at)}: the reference decoder takes depth {wanted.depth[at]}"
-            judge.tally.require(bool(tied), complaint)
+        is_shown = found.shown is None or bool(found.shown[at])
+        logits, reference = (next(shown), next(theirs)) if is_shown else (None, np.zeros(0))
+        where, own = found.describe_position(at), (int(wanted.depth[at]), reference)
+        if not require_reference_step(judge, where, wanted.signal[: at + 1], own, int(found.depth[at]), logits):
             return
-        if found.shown is None or found.shown[at]:
-            apart = float(np.abs(next(shown) - next(theirs)).max())
-            complaint = f"{found.describe_position(at)}: logits off by {apart:.2g}, more than {judge.tolerance:g}"
-            judge.tally.require(apart <= judge.tolerance, complaint)
-        judge.tally.n += 1

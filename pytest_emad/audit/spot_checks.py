@@ -32,11 +32,9 @@ from pytest_emad.audit.finding import Finding, Tally, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import (
     Lens,
     ProbeReadoutWork,
-    emission_noise_factor,
-    headroom_and_noise,
     is_decided_by_full_heads,
-    max_tied_gap,
 )
+from pytest_emad.audit.token_comparison import require_reference_step
 from pytest_emad.audit.trajectory import Judge, Trajectory
 
 KEPT_REQUESTS = 8  # half as many sessions
@@ -56,8 +54,10 @@ def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
     """The finding of a check that excuses any number of ties."""
     if tally.complaint is None:
         return Finding(check, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
+    complaint = f"{prefix}{tally.complaint}"
     counts = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
-    return Finding(check, False, f"{prefix}{tally.complaint}{counts}", tally.n, tally.ties, sample=tally.sample)
+    detail = f"{complaint}{counts}"
+    return Finding(check, False, detail, tally.n, tally.ties, {}, tally.sample, complaint, tally.cause)
 
 
 # ---------------------------------------------------------------- answers that a verdict reads
@@ -176,41 +176,21 @@ class AuditedDecoder:
         self, judge: Judge, trajectory: Trajectory, prompt: Prompt, emitted: Ints | None
     ) -> None:
         """Judge one row position by position against the trusted decoder, up to a tie of a depth."""
-        tally, tolerance, point, first = judge.tally, judge.tolerance, self.point, trajectory.first
+        first = trajectory.first
         session, step = self._reference().start([Prompt(trajectory.tokens[: first + 1], prompt.source)])
         signals: list[Floats] = []
         for at, depth in enumerate(trajectory.depth.tolist()):
-            place = trajectory.describe_position(at)
             if at:
                 forced = None if trajectory.chosen[at] else np.array([[depth]])
                 step = session.feed(trajectory.tokens[None, [first + at]], forced)
-            own, logits = int(step.depth[0, -1]), step.logits[0, -1]
             signals.append(step.signal[0, -1])
-            tally.n += 1
-            if depth != own:
-                near = _is_near_threshold(point, np.array(signals), tolerance)
-                tally.require(near, f"{place}: our own decoder stops at depth {own} after the same tokens")
-                tally.ties += 1
+            reference = int(step.depth[0, -1]), step.logits[0, -1]
+            shown = None if trajectory.logits is None else trajectory.logits[at]
+            token = None if emitted is None else int(emitted[at])
+            where, seen = trajectory.describe_position(at), np.array(signals)
+            if not require_reference_step(judge, where, seen, reference, depth, shown, token):
                 break
-            if emitted is not None:
-                gap, best = logits.max() - logits[emitted[at]], int(logits.argmax())
-                complaint = f"{place}: emitted {emitted[at]}, but our own decoder {best}"
-                tally.require(bool(gap < max_tied_gap(point, tolerance)), complaint)
-                tally.ties += int(emitted[at] != best)
-            if trajectory.logits is not None:
-                off = float(np.abs(trajectory.logits[at] - logits).max())
-                allowed = tolerance * emission_noise_factor(point)
-                tally.require(off <= allowed, f"{place}: logits off by {off:.2g}, more than {allowed:g}")
         session.close()
-
-
-def _is_near_threshold(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
-    """Whether the last of ``signals`` [m, probes] of one row is within ``tolerance`` of a threshold of any bin."""
-    for row in range(len(point.thresholds)):
-        room, noise = headroom_and_noise(point, signals, np.full(len(signals), row))
-        if (np.abs(room[-1]) <= tolerance * noise).any():
-            return True
-    return False
 
 
 class RecordedSession:

@@ -15,8 +15,9 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 from pytest_emad.audit.finding import Finding, require_shape, tie_share_limit_and_tolerance
-from pytest_emad.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied, max_tied_gap
-from pytest_emad.audit.tolerances import measured_tolerance
+from pytest_emad.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied
+from pytest_emad.audit.tolerances import max_logit_error, max_tied_gap, measured_tolerance
+from pytest_emad.audit.trajectory import Judge
 
 TokenRows = Sequence[Sequence[int]]
 
@@ -78,12 +79,14 @@ def check_same_tokens(
             continue
         depth = None if wanted_depths is None else wanted_depths[row][at]
         history = expected[row][:at]
-        decoded = tied_when_decoded is not None and tied_when_decoded(prompt, history, tolerance)
-        if not decoded and not _is_tie(lens, tolerance, prompt, history, point, depth):
+        gap = None
+        if tied_when_decoded is None or not tied_when_decoded(prompt, history, tolerance):
+            gap = _untied_gap(lens, tolerance, prompt, history, point, depth)
+        if gap is not None:
             here, there = ("full" if depths is None else depths[row][at] for depths in (found_depths, wanted_depths))
             complaint = (
                 f"row {row}, new token {at}: {actual[row][at]} (depth {here}), but expected {expected[row][at]} "
-                f"(depth {there}), and no tie excuses it"
+                f"(depth {there}), and no tie excuses it: the two likeliest are {gap:.2g} nats apart"
             )
             return Finding("same tokens", False, complaint, total, ties)
         ties += 1
@@ -94,30 +97,33 @@ def check_same_tokens(
     return Finding("same tokens", True, detail, total, ties)
 
 
-def _is_tie(
+def _untied_gap(
     lens: Lens,
     tolerance: float,
     prompt: Prompt,
     emitted: Sequence[int],
     point: OperatingPoint | None,
     depth: int | None,
-) -> bool:
-    """Whether tokens may differ after ``emitted`` [m], by the tolerance or by the rounding measured there."""
+) -> float | None:
+    """Nats between the two likeliest tokens after ``emitted`` [m]; None at a tie, of the tolerance or of the rounding
+    measured there, after which tokens may differ.
+    """
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
         logits = lens(history, len(history) - 1)
         last = depth or logits.layers
         gap = _gap(logits.after_layer(last)[-1])
-        return gap < 2 * tolerance or gap < 2 * measured_tolerance(lens, history, [last], tolerance)
+        return None if gap < max_tied_gap(None, measured_tolerance(lens, history, [last], tolerance)) else gap
     reference = compute_reference(lens, history, point, len(prompt.tokens) - 1, tolerance)
     last = depth or point.layers
     gap = _gap(reference.emitted.after_layer(last)[-1])
     if gap < max_tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
-        return True
+        return None
     allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
     rows, at = tuple(one[-1:] for one in reference.rows), len(reference.tolerance) - 1
     of_signal = reference.with_tolerance_at_position(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
-    return gap < max_tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
+    tied = gap < max_tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
+    return None if tied else gap
 
 
 def is_next_token_tied(
@@ -133,6 +139,54 @@ def is_next_token_tied(
     session.close()
     near = is_tied(point, step.signal[:, -1], (np.zeros(1, dtype=np.int64),), tolerance)
     return bool(near.any() or _gap(step.logits[0, -1]) < max_tied_gap(point, tolerance))
+
+
+def require_reference_step(
+    judge: Judge,
+    where: str,
+    signals: Floats,
+    reference: tuple[int, Floats],
+    depth: int,
+    logits: Floats | None = None,
+    emitted: int | None = None,
+) -> bool:
+    """Whether a step is the reference decoder's after the same tokens; False at a tie of its depth.
+
+    After such a tie the states differ, and the row is compared no further. The tally of ``judge`` counts the position,
+    and ties.
+
+    Args:
+        signals: [m, probes] of the reference decoder at the row's decided positions, this one last; a threshold may
+            depend on their number, and a decoder does not tell its bin.
+        reference: depth and logits [V] of the reference decoder.
+        depth, logits, emitted: of the decoder under test; logits and greedy token, if given, must be the reference's
+            up to rounding and a tie.
+
+    Raises:
+        AuditRefutedError: another depth, or another greedy token, without a tie; logits further off.
+    """
+    tally, point, tolerance, (own, wanted) = judge.tally, judge.point, judge.tolerance, reference
+    rows = [np.full(len(signals), row, dtype=np.int64) for row in range(len(point.thresholds))]
+    near = any(is_tied(point, signals, (row,), tolerance)[-1] for row in rows)
+    tally.n, tally.near = tally.n + 1, tally.near + near
+    if depth != own:
+        tally.require(
+            near, f"{where}: depth {depth}, but the reference decoder takes depth {own}, and no tie excuses it"
+        )
+        tally.ties += 1
+        return False
+    if emitted is not None:
+        best = int(wanted.argmax())
+        gap = float(wanted[best] - wanted[emitted])
+        complaint = f"{where}: emitted {emitted}, but the reference decoder {best}, which leads by {gap:.2g} logits"
+        tally.require(gap < max_tied_gap(point, tolerance), complaint)
+        tally.ties += emitted != best
+    if logits is not None:
+        with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference
+            off = float(np.where(logits == wanted, 0.0, np.abs(logits - wanted)).max())
+        allowed = max_logit_error(point, tolerance)
+        tally.require(off <= allowed, f"{where}: logits off by {off:.2g}, more than {allowed:g}")
+    return True
 
 
 def _gap(logits: Floats) -> float:
@@ -282,7 +336,9 @@ def compare_golden(
     near = np.logical_or.accumulate(golden.room <= noise * tolerance, axis=1)
     for row in np.flatnonzero(differs.any(axis=1)).tolist():
         at = int(np.argmax(differs[row]))
-        close = actual.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= 2 * tolerance
+        close = actual.depth[row, at] == golden.depth[row, at] and golden.margin[row, at] <= max_tied_gap(
+            None, tolerance
+        )
         if not (close or near[row, at]):
             return Finding("golden", False, _describe_difference(golden, actual, row, at), golden.token.size, ties)
         ties += 1

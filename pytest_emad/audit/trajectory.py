@@ -26,13 +26,10 @@ from pytest_emad.audit.reference_logits import (
     PrefixCachingLens,
     can_fire,
     compute_reference,
-    emission_noise_factor,
     headroom_and_noise,
-    max_tied_gap,
     rule_depths,
-    signal_noise_factor,
 )
-from pytest_emad.audit.tolerances import measured_tolerance
+from pytest_emad.audit.tolerances import emission_noise_factor, max_tied_gap, measured_tolerance, signal_noise_factor
 
 WIDEST_FEED = 3  # tokens
 

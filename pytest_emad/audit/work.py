@@ -30,7 +30,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import HEAD, READOUTS, Bools, Ints, Work
 from pytest_emad.audit.finding import Finding, Tally
-from pytest_emad.audit.reference_logits import ProbeReadoutWork, signal_noise_factor
+from pytest_emad.audit.reference_logits import ProbeReadoutWork
+from pytest_emad.audit.tolerances import signal_noise_factor
 from pytest_emad.audit.trajectory import Judge, Trajectory
 
 FULL = READOUTS.index("full")

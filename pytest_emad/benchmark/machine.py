@@ -129,17 +129,19 @@ def _text(value: str | bytes) -> str:
 STATM = Path("/proc/self/statm")  # pages: total, resident, …
 
 
-def memory_unreadable_reason(device: torch.device) -> str:
-    """Reason why memory on ``device`` cannot be read here; empty if it can."""
+def absent_memory(device: torch.device) -> Absent | None:
+    """Why memory on ``device`` cannot be read here; None if it can."""
     if device.type == "cuda":
-        return ""
+        return None
     if device.type != "cpu":
-        return f"memory of a device {device.type!r} is not read"
-    return "" if STATM.exists() else f"resident memory is read from {STATM}, which this system does not have"
+        return Absent(f"memory of a device {device.type!r} is not read")
+    if STATM.exists():
+        return None
+    return Absent(f"resident memory is read from {STATM}, which this system does not have")
 
 
 def used_memory_bytes(device: torch.device) -> int:
-    """Bytes in use on ``device``, after garbage collection; call ``memory_unreadable_reason`` first."""
+    """Bytes in use on ``device``, after garbage collection; call ``absent_memory`` first."""
     gc.collect()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -134,14 +134,14 @@ class Answer:
 
     ``corpus``       name of the corpus; "" for claims that read no text.
     ``fingerprint``  of the weights, which identifies known verdicts instead of the name; "" for arithmetic.
-    ``refused``      reason why the decoder under test left the claim undecided; "" for other causes.
+    ``refused``      why the decoder under test left the claim undecided; None for other causes.
     """
 
     verdict: Verdict
     corpus: str = ""
     fingerprint: str = ""
     attachments: Attachments = field(default_factory=Attachments)
-    refused: str = ""
+    refused: Absent | None = None
 
 
 E = TypeVar("E", bound=ModelOrPairMeasurements)
@@ -183,8 +183,8 @@ def answer_question(question: Question[E], evidence: E, asked: ClaimContext) -> 
     try:
         return question.answer(evidence, asked)
     except Unsupported as refusal:
-        reason = str(refusal)
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint, refused=reason)
+        refused = Absent(str(refusal), "premise")
+        return Answer(asked.lacking(refused), evidence.corpus, evidence.fingerprint, refused=refused)
 
 
 @cache
@@ -336,7 +336,7 @@ def make_unmet_quality_verdict(evidence: ModelMeasurements, asked: ClaimContext)
 
 
 def is_point_quality_unfalsified(verdict: Verdict, point: str) -> bool:
-    """Whether a verdict of ``decide_quality`` judged the point of this name and falsified none of its legs."""
+    """Whether a verdict of ``decide_quality`` judged the point of this digest and falsified none of its legs."""
     outcomes = [leg.outcome for leg in verdict.legs if leg.point == point]
     return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
 
@@ -365,12 +365,9 @@ def make_model_question(
     return Question(claim, "model", answer, decide=decide, **options)
 
 
-def decoder_unusable_reason(evidence: ModelMeasurements) -> str:
-    """Reason why the decoder under test prevents judging quality; empty if none, or if the weights have no quality."""
-    if evidence.subject.absent_quality is not None:
-        return ""
-    absent = evidence.replay_validity.absent_replay
-    return "" if absent is None else absent.reason
+def absent_for_decoder(evidence: ModelMeasurements) -> Absent | None:
+    """Why the decoder under test prevents judging quality; None if it does not, or if the weights have no quality."""
+    return None if evidence.subject.absent_quality else evidence.replay_validity.absent_replay
 
 
 def make_unmet_causal_lm_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
@@ -390,9 +387,9 @@ def make_unmet_learned_exit_verdict(evidence: ModelMeasurements, asked: ClaimCon
 
 def answer_unmet_learned_exit_premise(evidence: ModelMeasurements, asked: ClaimContext) -> Answer | None:
     """The answer if no exit can be judged, or the decoder under test refuses it; else None."""
-    verdict, refused = make_unmet_learned_exit_verdict(evidence, asked), ""
-    if verdict is None and (refused := evidence.exit_evaluation.decoder_unusable_reason):
-        verdict = asked.not_applicable(refused)
+    verdict, refused = make_unmet_learned_exit_verdict(evidence, asked), None
+    if verdict is None and (refused := evidence.exit_evaluation.absent_for_decoder):
+        verdict = asked.lacking(refused)
     return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
 
 

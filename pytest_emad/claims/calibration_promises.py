@@ -109,7 +109,7 @@ ENOUGH = 0.5  # share of sets that must choose an exit for a useful promise
 
 
 # consistency by task, blocks of the model, unavailable task → reason
-PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, str]]
+PromiseEvidence = tuple[Mapping[str, TextConsistency], int, Mapping[str, Absent]]
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _promise_worth_legs(task: str, each: TextConsistency, kept: PromiseCounts, u
 def gather_promise_evidence(exits: EarlyExitMeasurements) -> PromiseEvidence:
     """Answers under softmax response at each threshold, compared with the text of full depth."""
     found = {task: exits.measure_consistency(task, THRESHOLDS) for task in exits.task_names}
-    return found, exits.subject.stepper.layers, exits.unavailable_reasons
+    return found, exits.subject.stepper.layers, exits.absent_by_task
 
 
 # ---------------------------------------------------------------- EMAD-X2: the guarantee of an exit
@@ -336,11 +336,10 @@ def _stated(found: GuaranteeEvidence, asked: ClaimContext) -> Leg:
     name, least = "power of its calibration set, as stated", asked.claim.thresholds["power"]
     if found.power is None:
         return Leg(name, "unmeasured", None, None, 0, least, SHARE, "the guarantee states none")
-    leg = build_measured_count_leg(name, found.power, found.documents, SHARE)
     if found.power >= least:
-        return replace(leg, threshold=least)
+        return Leg(name, "measured", found.power, None, found.documents, least, SHARE)
     said = f"a set of {found.documents} documents certifies an exit in {found.power:.0%} of draws"
-    return replace(leg, outcome="inconclusive", threshold=least, good="higher", reason=said)
+    return Leg(name, "inconclusive", found.power, None, found.documents, least, SHARE, said, good="higher")
 
 
 def answer_guarantee(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:

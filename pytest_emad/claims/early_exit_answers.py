@@ -86,13 +86,13 @@ def make_early_exit_question(
     return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
 
-def make_missing_task_legs(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
+def make_missing_task_legs(missing: Mapping[str, Absent], unsolved: Mapping[str, Absent] | None = None) -> list[Leg]:
     """An unmeasured leg for each task that cannot be scored (task → why): the claim cannot survive without it.
 
     ``unsolved``: tasks that the model does not solve (task → why), on which exits cannot lower the score.
     """
-    idle = [make_undecided_leg(task, reason) for task, reason in (unsolved or {}).items()]
-    return [*(unmeasured_leg(task, reason) for task, reason in missing.items()), *idle]
+    idle = [make_undecided_leg(task, absent.reason) for task, absent in (unsolved or {}).items()]
+    return [*(unmeasured_leg(task, absent.reason) for task, absent in missing.items()), *idle]
 
 
 def make_undecided_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "not applicable") -> Leg:
@@ -155,13 +155,13 @@ class RuleComparisons:
 
     contests: tuple[RuleComparison, ...]
     layers: int
-    missing: Mapping[str, str] = field(default_factory=dict)
-    unsolved: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, Absent] = field(default_factory=dict)
+    unsolved: Mapping[str, Absent] = field(default_factory=dict)
 
     @classmethod
     def from_comparisons(cls, exits: EarlyExitMeasurements, contests: Iterable[RuleComparison]) -> RuleComparisons:
         """``contests`` of the model of ``exits``, with its unavailable and unsolved tasks."""
-        return cls(tuple(contests), exits.subject.stepper.layers, exits.unavailable_reasons, exits.unsolved_reasons)
+        return cls(tuple(contests), exits.subject.stepper.layers, exits.absent_by_task, exits.unsolved_by_task)
 
     @property
     def left_out_legs(self) -> list[Leg]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.exit_rules import early_exit_point, kept_vocabulary_size
 from emad_ref.models.geometry import Geometry, published_geometry
 from pytest_emad.claims.base import Answer, ClaimContext, Question, make_context_with_flop_evidence
@@ -164,8 +165,8 @@ class PruningEvidence:
     pruned: tuple[PruningComparison, ...] = ()
     never: NeverExiting = field(default_factory=dict)
     papers: NeverExiting = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    unsolved: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, Absent] = field(default_factory=dict)
+    unsolved: Mapping[str, Absent] = field(default_factory=dict)
 
 
 def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict:
@@ -225,7 +226,7 @@ def make_pruning_question(
         never = compute_pruning_ratios_without_exit(evidence.subject, *rules) if arithmetic else {}
         papers = compute_paper_model_ratios(*rules) if arithmetic else {}
         if absence is not None and never:
-            missing = {"items": absence.reason} if absence.lacking == "data" else {}
+            missing = {"items": absence} if absence.lacking == "data" else {}
             alone = PruningEvidence(never=never, papers=papers, missing=missing)
             return Answer(decide(alone, asked), evidence.corpus, evidence.fingerprint)
 
@@ -233,7 +234,7 @@ def make_pruning_question(
             pruned = make_pruning_comparisons(
                 exits, *rules, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
             )
-            left_out = (exits.unavailable_reasons, exits.unsolved_reasons) if scores else ()
+            left_out = (exits.absent_by_task, exits.unsolved_by_task) if scores else ()
             witnessed = make_context_with_flop_evidence(evidence, asked)
             return decide(PruningEvidence(pruned, never, papers, *left_out), witnessed)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.monotonicity import describe_corrections, iterate_profile_warnings
 from emad_ref.calibration.trace import Trace
 from emad_ref.exit_rules import default_probes
@@ -316,10 +317,11 @@ def decide_context_entropy_and_depth(found: ContextDepthEvidence, asked: ClaimCo
     no token is hard, or depth falls too little, the second leg is unmeasured, and the row does not survive.
     """
     tests, beside = [_entropy_slope(found, asked)], _free_depth(found, asked)
-    if reason := _why_none_is_late(found, asked):
-        beside.insert(0, unmeasured_leg(HARD_LEG, reason))
+    late = _late_hard_tokens(found, asked)
+    if isinstance(late, Absent):
+        beside.insert(0, unmeasured_leg(HARD_LEG, late.reason))
     else:
-        tests.append(_late_hard_tokens(found, asked))
+        tests.append(late)
     return asked.decide_tests(tests, beside)
 
 
@@ -330,19 +332,18 @@ def _entropy_slope(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
     return asked.make_leg_test("entropy of the last layer, within documents", slope, "above", most)
 
 
-def _why_none_is_late(found: ContextDepthEvidence, asked: ClaimContext) -> str:
-    """Reason why no hard token can exceed the cap on any text; empty if one can."""
-    least_nats = asked.claim.thresholds["hard_nats"]
-    if not (found.entropy_nats > least_nats).any():
-        return f"no token is above {least_nats:g} nats at the last layer: none can come too late"
+def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest | Absent:
+    """Share of each document's hard tokens above the cap, without documents that have none.
+
+    Absent: no hard token can exceed the cap on any text.
+    """
+    most, least_nats = asked.claim.thresholds["hard_above_cap"], asked.claim.thresholds["hard_nats"]
+    hard = found.entropy_nats > least_nats
+    if not hard.any():
+        return Absent(f"no token is above {least_nats:g} nats at the last layer: none can come too late")
     if found.blocks_saved < EXERCISED:
-        return f"depth hardly falls: {100 * found.blocks_saved:.1f} % of blocks are left out, so none can come too late"
-    return ""
-
-
-def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTest:
-    """Share of each document's hard tokens above the cap; omits documents without a hard token."""
-    most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
+        left_out = f"{100 * found.blocks_saved:.1f} % of blocks are left out"
+        return Absent(f"depth hardly falls: {left_out}, so none can come too late")
     document = DocumentMembership(found.document.number[hard])
     late = ByDocument.from_summed_windows(found.above_cap[hard].astype(np.int64), document)
     all_hard = ByDocument.from_summed_windows(np.ones(len(document), dtype=np.int64), document)

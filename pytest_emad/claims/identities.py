@@ -6,7 +6,7 @@ EMAD-E12 tests the first of them, and the rise of perplexity, on an int8 copy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -190,7 +190,7 @@ class Int8AdaptiveDepthEvidence:
     """``logits``: of positions under forced depths. ``sums``: NLL at ``point`` and at the copy's own full depth."""
 
     logits: LogitDifferences
-    point: str
+    point: OperatingPoint
     net_reduction: float
     sums: NllPair
 
@@ -203,9 +203,9 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
     the copy, so no bridge is needed.
     """
     claim, saved = asked.claim, found.net_reduction
-    point, documents = found.point, len(found.sums[2])
+    point, documents, digest = found.point.name, len(found.sums[2]), found.point.digest
     reduction = build_measured_count_leg(
-        f"{point}: reduction", saved, documents, "net FLOP reduction", point=point, kind="reduction"
+        f"{point}: reduction", saved, documents, "net FLOP reduction", point=digest, kind="reduction"
     )
     invariant, smallest = _invariant_leg(*found.logits), claim.thresholds["flop_reduction"]
     if saved < smallest:
@@ -216,15 +216,15 @@ def decide_adaptive_depth_on_int8(found: Int8AdaptiveDepthEvidence, asked: Claim
         return asked.not_applicable(f"no point saves {100 * smallest:g} % of FLOPs: {reason}", legs)
     bound = claim.thresholds["perplexity_rise"]
     estimate = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    test = asked.make_leg_test(f"{point}: perplexity", estimate, "above", bound, point=point, kind="perplexity")
+    test = asked.make_leg_test(f"{point}: perplexity", estimate, "above", bound, point=digest, kind="perplexity")
     return asked.combine_legs([reduction, invariant, *decide_legs([test], asked.other_legs)])
 
 
 def _invariant_leg(differences: Floats, tolerance: float) -> Leg:
     moved, compared = float(differences.max()), len(differences)
     outcome: Outcome = "survived" if moved <= tolerance else "falsified"
-    leg = build_measured_count_leg("logits under drawn depths", moved, compared, "largest |difference| of a logit")
-    return replace(leg, outcome=outcome, threshold=tolerance)
+    unit = "largest |difference| of a logit"
+    return Leg("logits under drawn depths", outcome, moved, None, compared, tolerance, unit)
 
 
 def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
@@ -241,7 +241,7 @@ def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimConte
         measure_int8_forced_logit_differences(evidence, int8),
         sum_nll_pair_by_document(texts, trace, loss, full),
     )
-    found = Int8AdaptiveDepthEvidence(logits, loss.point.name, loss.net_reduction, sums)
+    found = Int8AdaptiveDepthEvidence(logits, loss.point, loss.net_reduction, sums)
     return Answer(decide_adaptive_depth_on_int8(found, asked), evidence.corpus, evidence.fingerprint)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from emad_ref.absent import Absent
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.record import Floats
 from pytest_emad.claims.base import (
     Answer,
@@ -54,6 +54,7 @@ class CriterionEvidence:
     ``criteria``   all screened criteria, at their best setting.
     ``slack``      the largest net share that an oracle saves at the threshold's loss; None: not measured.
     ``task_legs``  measures the loss of each task at the chosen point, for a row that applies.
+    ``point``      digest of the chosen operating point; "" without one.
     """
 
     full: FullDepthBaseline
@@ -61,6 +62,7 @@ class CriterionEvidence:
     criteria: Sequence[DocumentLossAndWork]
     slack: float | None
     task_legs: Callable[[], Sequence[Leg]] = tuple
+    point: str = ""
 
 
 def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
@@ -92,10 +94,10 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
     """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
     if isinstance(found.chosen, Absent):
         return []
-    name, (saving, rise) = found.chosen.name, _sides(found, found.chosen, asked, draws)
+    name, point, (saving, rise) = found.chosen.name, found.point, _sides(found, found.chosen, asked, draws)
     tests = [
-        asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=name, kind="reduction"),
-        asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=name, kind="perplexity"),
+        asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=point, kind="reduction"),
+        asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=point, kind="perplexity"),
     ]
     return [replace(test, leg=_falsifies_none(test.leg)) for test in tests]
 
@@ -173,18 +175,21 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
             full, adaptive, evidence.task_scores.compute_chance_or_majority_accuracy(task), saving=1.0
         )
         drop = estimate_accuracy_drop(full, adaptive, threshold=0.0)
-        identity = LegIdentity(point=point.name, kind="task", on=task)
-        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, scores.exclusion_reason, **identity))
+        identity = LegIdentity(point=point.digest, kind="task", on=task)
+        why = reason_if_absent(scores.exclusion)
+        legs.append(build_measured_estimate_leg(f"{point.name}: {task}", drop, why, **identity))
     return tuple(legs)
 
 
 def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     """Evidence for EMAD-X1 from the evaluation of an exit."""
+    point = beyond.recommended_point
     return CriterionEvidence(
         beyond.full_depth_baseline_in_flops,
         beyond.recommended_point_costs,
         beyond.criterion_losses_and_work,
         beyond.oracle_saving_bound,
+        point="" if isinstance(point, Absent) else point.digest,
     )
 
 

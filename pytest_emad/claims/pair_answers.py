@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.base import Answer, ClaimContext
 from pytest_emad.measurements.attachments import Attachments
 from pytest_emad.measurements.latency import TimingResult
@@ -71,10 +72,11 @@ def make_answer_from_pair_verdict(
     return Answer(verdict, pair.corpus, pair.fingerprint, attachments or Attachments())
 
 
-def make_skipped_arm_legs(absent: Mapping[str, str]) -> list[Leg]:
+def make_skipped_arm_legs(absent: Mapping[str, Absent]) -> list[Leg]:
     """Legs for arms of transformers that did not run, each with the reason."""
     return [
-        Leg(name, "not applicable", None, None, 0, None, "", f"{name} not run: {why}") for name, why in absent.items()
+        Leg(name, "not applicable", None, None, 0, None, "", f"{name} not run: {why.reason}")
+        for name, why in absent.items()
     ]
 
 

@@ -31,6 +31,7 @@ from functools import cache
 import numpy as np
 from scipy.stats import false_discovery_control
 
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.errors import BadArgument
 from emad_ref.replay.grids import SETTINGS_PER_FAMILY
 from emad_ref.replay.losses import PointLoss
@@ -39,7 +40,7 @@ from pytest_emad.claims.base import (
     Answer,
     ClaimContext,
     Question,
-    decoder_unusable_reason,
+    absent_for_decoder,
     make_model_question,
     make_unmet_quality_verdict,
 )
@@ -68,10 +69,10 @@ USEFUL = 0.15  # net FLOP reduction below which the paper makes no claim about a
 
 @dataclass(frozen=True)
 class QualityEvidence:
-    """``points``: proposed ones, or a whole sweep. ``unmeasured``: requested task → reason why it has no score."""
+    """``points``: proposed ones, or a whole sweep. ``unmeasured``: requested task → why it has no score."""
 
     points: Sequence[PointMeasurements]
-    unmeasured: Mapping[str, str] = field(default_factory=dict)
+    unmeasured: Mapping[str, Absent] = field(default_factory=dict)
 
 
 def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | None = None) -> Verdict:
@@ -100,7 +101,7 @@ def decide_quality(found: QualityEvidence, asked: ClaimContext, shown: int | Non
         return asked.not_applicable(said, idle)
     tests, listed = _quality_legs(saving, asked)
     # a requested task without a score is a leg, so that the row cannot survive
-    missing = [unmeasured_leg(f"task {name}", reason) for name, reason in found.unmeasured.items()]
+    missing = [unmeasured_leg(f"task {name}", absent.reason) for name, absent in found.unmeasured.items()]
     legs = [*decide_legs(tests, asked.other_legs), *idle, *listed, *missing]
     return asked.combine_legs(legs, notes=[_describe_worst_task(saving)], listed=shown)
 
@@ -116,7 +117,7 @@ def _require_shares(points: Sequence[PointMeasurements]) -> None:
 def _too_small(point: PointMeasurements, smallest: float) -> Leg:
     reason = f"saves {100 * point.net_reduction:.1f} % net, less than {100 * smallest:g} %"
     name, unit = f"{point.name}: reduction", "net FLOP reduction"
-    identity = LegIdentity(point=point.name, kind="reduction")
+    identity = LegIdentity(point=point.digest, kind="reduction")
     return Leg(name, "not applicable", point.net_reduction, None, 0, smallest, unit, reason, **identity)
 
 
@@ -131,12 +132,12 @@ def _quality_legs(points: Sequence[PointMeasurements], asked: ClaimContext) -> t
     for point in points:
         for corpus, arms in point.perplexity.items():
             rise = estimate_perplexity_rise(*arms, threshold=bound, rng=asked.rng, draws=draws(len(arms[2])))
-            identity = LegIdentity(point=point.name, kind="perplexity", on=corpus)
+            identity = LegIdentity(point=point.digest, kind="perplexity", on=corpus)
             name = f"{point.name}: perplexity on {corpus}"
             tests.append(asked.make_leg_test(name, rise, "above", bound, **identity))
         if not point.perplexity:
             name = f"{point.name}: perplexity"
-            listed.append(unmeasured_leg(name, "no corpus was scored", point=point.name, kind="perplexity"))
+            listed.append(unmeasured_leg(name, "no corpus was scored", point=point.digest, kind="perplexity"))
         accuracy, tasks = _accuracy(point, claim)
         listed += tasks
         if isinstance(accuracy, LegTest):
@@ -154,15 +155,15 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
         build_measured_estimate_leg(
             f"{point.name}: {task}",
             drop,
-            point.tasks[task].exclusion_reason,
+            reason_if_absent(point.tasks[task].exclusion),
             threshold,
-            point=point.name,
+            point=point.digest,
             kind="task",
             on=task,
         )
         for task, drop in drops.items()
     ]
-    identity = LegIdentity(point=point.name, kind="accuracy")
+    identity = LegIdentity(point=point.digest, kind="accuracy")
     counting = {task: drop for task, drop in drops.items() if point.tasks[task].is_counted}
     if not counting:
         said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two"
@@ -171,11 +172,18 @@ def _accuracy(point: PointMeasurements, claim: Claim) -> tuple[LegTest | Leg, li
         (drop,) = counting.values()
         remedy = "name a second task that counts: --emad-tasks"
         said = f"{describe_uncounted_tasks(point.tasks)}; the criterion requires two; {remedy}"
-        alone = replace(
-            build_measured_estimate_leg(name, drop, said, threshold, **identity),
-            outcome="inconclusive",
+        alone = Leg(
+            name,
+            "inconclusive",
+            drop.value,
+            interval_if_finite(drop),
+            drop.n,
+            threshold,
+            drop.unit,
+            "; ".join(filter(None, (said, drop.note))),
             good="lower",
             remedy=remedy,
+            **identity,
         )
         return alone, tasks
     return _partial_conjunction(name, identity, counting, point.tasks, claim), tasks
@@ -190,7 +198,7 @@ def describe_uncounted_tasks(tasks: Mapping[str, TaskAccuracy]) -> str:
     """Text about the number of counting tasks, and the reasons of the others."""
     if not tasks:
         return "no task was scored"
-    why = "; ".join(f"{task} {held.exclusion_reason}" for task, held in tasks.items() if not held.is_counted)
+    why = "; ".join(f"{task} {held.exclusion.reason}" for task, held in tasks.items() if held.exclusion)
     counting = sum(held.is_counted for held in tasks.values())
     return f"{counting or 'none'} of {len(tasks)} tasks count{'s' * (counting == 1)}" + (f": {why}" if why else "")
 
@@ -268,7 +276,7 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     """
     verdict = make_unmet_quality_verdict(evidence, asked)
     if verdict is not None:
-        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=decoder_unusable_reason(evidence))
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=absent_for_decoder(evidence))
     points, subject = evidence.points, evidence.subject
     windows = subject.cut_windows("evaluate", subject.budget.evaluate)
     for point in points.selected_points:
@@ -277,7 +285,7 @@ def answer_quality(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         ).require()
     found = QualityEvidence(
         [measure_point_on_all_corpora(evidence, loss) for loss in points.selected_evaluation_losses],
-        evidence.task_scores.unavailable_reasons,
+        evidence.task_scores.absent_by_task,
     )
     verdict = decide_quality(found, asked)
     intervals = {
@@ -325,6 +333,7 @@ class SelectedMarginEvidence:
     sums: NllPair | None = None
     perplexity: float = math.nan
     tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
+    digest: str = ""
 
 
 def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -> Verdict:
@@ -343,21 +352,21 @@ def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -
     claim = asked.claim
     bound = min(claim.thresholds["perplexity_points"] / found.perplexity, claim.thresholds["perplexity_rise"])
     rise = estimate_perplexity_rise(*found.sums, threshold=bound, rng=asked.rng)
-    point = found.name
-    legs = [asked.make_leg_test(f"{point}: perplexity", rise, "above", bound, point=point, kind="perplexity")]
+    point, digest = found.name, found.digest
+    legs = [asked.make_leg_test(f"{point}: perplexity", rise, "above", bound, point=digest, kind="perplexity")]
     least = claim.thresholds["accuracy_drop"]
     drops = {task: estimate_task_drop(held, least) for task, held in found.tasks.items()}
     counting = [task for task, held in found.tasks.items() if held.is_counted]
-    at_task = {task: LegIdentity(point=point, kind="task", on=task) for task in found.tasks}
+    at_task = {task: LegIdentity(point=digest, kind="task", on=task) for task in found.tasks}
     legs += [asked.make_leg_test(f"{point}: {task}", drops[task], "above", least, **at_task[task]) for task in counting]
     beside = [
-        build_measured_estimate_leg(f"{point}: {task}", drops[task], held.exclusion_reason, least, **at_task[task])
+        build_measured_estimate_leg(f"{point}: {task}", drops[task], held.exclusion.reason, least, **at_task[task])
         for task, held in found.tasks.items()
-        if not held.is_counted
+        if held.exclusion
     ]
     if found.tasks and len(counting) < FEWEST:
         said = describe_uncounted_tasks(found.tasks)
-        beside.append(unmeasured_leg(f"{point}: accuracy", said, point=point, kind="accuracy"))
+        beside.append(unmeasured_leg(f"{point}: accuracy", said, point=digest, kind="accuracy"))
     return asked.decide_tests(legs, beside)
 
 

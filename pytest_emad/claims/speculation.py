@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import LARGE
 from emad_ref.models.generation import LOOKUP
@@ -26,7 +27,7 @@ from pytest_emad.claims.pair_answers import (
     make_timed_arms,
     make_tokens_per_second_leg,
 )
-from pytest_emad.claims.speedup import choose_point_and_unusable_reason
+from pytest_emad.claims.speedup import choose_point_to_time
 from pytest_emad.claims.switching import RESULTS
 from pytest_emad.measurements.attachments import Attachments
 from pytest_emad.measurements.pair_answers import describe_rule
@@ -65,13 +66,13 @@ class SwitchingScore:
 class SwitchingVsSpeculationEvidence:
     """``arms``: those of ``SWITCHING_ARMS`` that ran, on the same requests of ``new`` tokens.
 
-    ``score``: of the timed rule. ``absent``: arm of transformers that did not run → reason.
+    ``score``: of the timed rule. ``absent``: arm of transformers that did not run → why.
     """
 
     arms: Mapping[str, TimedArm]
     new: int
     score: SwitchingScore
-    absent: Mapping[str, str] = field(default_factory=dict)
+    absent: Mapping[str, Absent] = field(default_factory=dict)
 
 
 def decide_switching_vs_speculation_speed(found: SwitchingVsSpeculationEvidence, asked: ClaimContext) -> Verdict:
@@ -100,7 +101,7 @@ def decide_switching_vs_speculation_speed(found: SwitchingVsSpeculationEvidence,
 
 
 def make_unscored_timing_legs(
-    arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, str]
+    arms: Mapping[str, TimedArm], new: int, asked: ClaimContext, absent: Mapping[str, Absent]
 ) -> tuple[Leg, ...]:
     """Legs of time ratios and speeds for a pair without a score; none of them decides."""
     return (*_numbers(_gains(arms, asked)), *_switching_beside(arms, new, absent))
@@ -120,7 +121,7 @@ def _gains(arms: Mapping[str, TimedArm], asked: ClaimContext) -> dict[str, tuple
     return gains
 
 
-def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[str, str]) -> list[Leg]:
+def _switching_beside(arms: Mapping[str, TimedArm], new: int, absent: Mapping[str, Absent]) -> list[Leg]:
     """Listed legs: ratio to prompt lookup, arms that did not run, and the speeds of all arms."""
     ead, ratios = arms["EAD"].seconds, []
     if lookup := arms.get(LOOKUP):
@@ -203,8 +204,8 @@ class SpeculationEvidence:
     """``arms``: the timed ones of ``EMAD_ARMS``, on the same requests of ``new`` tokens.
 
     ``point``: EMAD's name; ``exit_layer``: draft layer of the large model's self-speculation, None if it cannot.
-    ``tasks``: those of the large model, counting or not. ``unusable``: reason why no speed-up of the point counts.
-    ``absent``: arm of transformers that did not run → reason.
+    ``tasks``: those of the large model, counting or not. ``unusable``: why no speed-up of the point counts; None:
+    it does. ``absent``: arm of transformers that did not run → why.
     """
 
     arms: Mapping[str, TimedArm]
@@ -212,8 +213,8 @@ class SpeculationEvidence:
     point: str
     exit_layer: int | None
     tasks: Mapping[str, TaskAccuracy]
-    unusable: str = ""
-    absent: Mapping[str, str] = field(default_factory=dict)
+    unusable: Absent | None = None
+    absent: Mapping[str, Absent] = field(default_factory=dict)
 
 
 def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) -> Verdict:
@@ -239,9 +240,9 @@ def decide_against_speculation(found: SpeculationEvidence, asked: ClaimContext) 
     }
     drops = {task: _mixture_drop(held, weight, most) for task, held in found.tasks.items() if held.is_counted}
     beside = [*_idle_tasks(found), *_speculation_beside(found, emad)]
-    if reason := found.unusable or _nothing_to_lose(found):
+    if lacking := found.unusable or _absent_stake(found):
         numbers = [build_measured_estimate_leg(against, speed, threshold=fastest) for against, speed in speeds.items()]
-        return asked.not_applicable(reason, [*numbers, *beside])
+        return asked.lacking(lacking, [*numbers, *beside])
     tests = [asked.make_leg_test(against, speed, "below", fastest) for against, speed in speeds.items()]
     tests += [asked.make_leg_test(f"{name}: accuracy on {task}", drop, "above", most) for task, drop in drops.items()]
     return asked.decide_tests(tests, beside)
@@ -271,20 +272,20 @@ def _mixture_drop(held: TaskAccuracy, weight: float, most: float) -> Estimate:
     return replace(drop, value=weight * drop.value, low=weight * drop.low, high=weight * drop.high)
 
 
-def _nothing_to_lose(found: SpeculationEvidence) -> str:
-    """Reason why accuracy cannot fall at the point; empty if it can."""
+def _absent_stake(found: SpeculationEvidence) -> Absent | None:
+    """Why accuracy cannot fall at the point; None if it can."""
     if any(held.is_counted for held in found.tasks.values()):
-        return ""
-    said = "; ".join(f"{task} ({held.exclusion_reason})" for task, held in found.tasks.items())
-    return f"no task counts at {found.point}, so that nothing could be lost: {said or 'none was scored'}"
+        return None
+    said = "; ".join(f"{task} ({reason_if_absent(held.exclusion)})" for task, held in found.tasks.items())
+    why = f"no task counts at {found.point}, so that nothing could be lost: {said or 'none was scored'}"
+    return Absent(why, "premise")
 
 
 def _idle_tasks(found: SpeculationEvidence) -> list[Leg]:
     """Legs of tasks that do not count, each with the reason."""
     return [
-        replace(
-            build_measured_estimate_leg(f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0)),
-            reason=held.exclusion_reason,
+        build_measured_estimate_leg(
+            f"{found.point}: accuracy on {task}", _mixture_drop(held, 1, 0.0), reason_if_absent(held.exclusion)
         )
         for task, held in found.tasks.items()
         if not held.is_counted
@@ -325,7 +326,7 @@ def answer_against_speculation(pair: PairMeasurements, asked: ClaimContext) -> A
     """Answer EMAD-R5 at the large model's most saving point that survives F1; accuracy as in F1."""
     if absent := pair.models.absent_quality:
         return make_answer_from_pair_verdict(pair, asked.lacking(absent))
-    point, unusable = choose_point_and_unusable_reason(pair.large, asked)
+    point, unusable = choose_point_to_time(pair.large, asked)
     timed = pair.latency.time_emad_arms(point)
     scored = pair.large.task_scores
     tasks = {task: scored.measure_accuracy_against_full_depth(task, point) for task in scored.accuracy_tasks}

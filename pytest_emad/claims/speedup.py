@@ -23,8 +23,8 @@ from pytest_emad.claims.base import (
     Answer,
     ClaimContext,
     Question,
+    absent_for_decoder,
     answer_unmet_learned_exit_premise,
-    decoder_unusable_reason,
     is_point_quality_unfalsified,
     make_unmet_learned_exit_verdict,
 )
@@ -55,7 +55,7 @@ from pytest_emad.statistics.legs import (
 from pytest_emad.statistics.rates import estimate_perplexity_rise
 from pytest_emad.statistics.speedup import BatchSizeLimit, estimate_total_speedup, find_batch_size_limit
 from pytest_emad.statistics.units import ByDocument, ByPair
-from pytest_emad.statistics.verdicts import Leg, Verdict
+from pytest_emad.statistics.verdicts import Leg, Outcome, Verdict
 
 BASELINES = {  # arm → its name in legs
     FULL: "full depth",
@@ -77,15 +77,15 @@ class TimedBatch:
 
 @dataclass(frozen=True)
 class SpeedupEvidence:
-    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts, or "".
+    """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; None: it does.
 
-    ``not_run``: arm of a baseline that did not run → reason. ``swept``: non-deciding batch sizes, from fewer pairs;
+    ``not_run``: arm of a baseline that did not run → why. ``swept``: non-deciding batch sizes, from fewer pairs;
     empty without a sweep.
     """
 
     batches: Mapping[int, TimedBatch]
-    unusable: str = ""
-    not_run: Mapping[str, str] = field(default_factory=dict)
+    unusable: Absent | None = None
+    not_run: Mapping[str, Absent] = field(default_factory=dict)
     swept: Mapping[int, TimedBatch] = field(default_factory=dict)
 
     @property
@@ -115,17 +115,16 @@ def decide_speedup(found: SpeedupEvidence, asked: ClaimContext, also: Sequence[L
     broken = _checks(found)
     lies = any(leg.outcome == "falsified" for leg in broken)
     beside = [] if lies else _swept(found, threshold)  # without valid times no batch size is reported
-    for arm, reason in found.not_run.items():
-        beside.append(
-            Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", f"{arm} baseline not run: {reason}")
-        )
+    for arm, absent in found.not_run.items():
+        reason = f"{arm} baseline not run: {absent.reason}"
+        beside.append(Leg(f"{arm} baseline", "not applicable", None, None, 0, None, "", reason))
     beside += also
     if found.unusable:
         numbers = [build_measured_estimate_leg(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
         if lies:
             return asked.combine_legs(legs)
-        return asked.not_applicable(found.unusable, legs)
+        return asked.lacking(found.unusable, legs)
     tests = [_test_speedup(asked.make_leg_test(name, ratio, "below", threshold)) for name, ratio in ratios.items()]
     gain_ends = "" if lies or not found.swept else estimate_batch_size_limit(found.all_batches).description
     return asked.combine_legs([*broken, *decide_legs(tests, asked.other_legs), *beside], notes=[gain_ends])
@@ -174,11 +173,10 @@ def _checks(found: SpeedupEvidence) -> list[Leg]:
     for batch, timed in found.all_batches.items():
         if timed.check is None:
             continue
-        leg = build_measured_count_leg(
-            f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared"
-        )
-        said = replace(leg, reason=timed.check.detail)
-        legs.append(replace(said, outcome="falsified") if timed.check.passed is False else said)
+        outcome: Outcome = "falsified" if timed.check.passed is False else "measured"
+        compared = timed.check.n
+        name, unit = f"batch {batch}: timed requests", "tokens compared"
+        legs.append(Leg(name, outcome, float(compared), None, compared, None, unit, timed.check.detail))
     return legs
 
 
@@ -191,12 +189,12 @@ def answer_speedup(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
     attachments = make_speedup_attachments(found, evidence, point, asked) + Attachments(
         points=(evidence.latency.make_timing_row(point),)
     )
-    refused = decoder_unusable_reason(evidence) if unusable else ""
+    refused = absent_for_decoder(evidence) if unusable else None
     return Answer(decide_speedup(found, asked), evidence.corpus, evidence.fingerprint, attachments, refused)
 
 
 def measure_speedup(
-    evidence: ModelMeasurements, point: OperatingPoint, unusable: str, timed: Mapping[int, TimingResult]
+    evidence: ModelMeasurements, point: OperatingPoint, unusable: Absent | None, timed: Mapping[int, TimingResult]
 ) -> SpeedupEvidence:
     """Evidence from ``timed``, batch size → times at ``point``: checks their outputs, and times further sizes."""
     latency = evidence.latency
@@ -209,15 +207,15 @@ def measure_speedup(
     return SpeedupEvidence(
         make_batches(timed),
         unusable,
-        baseline_unavailable_reasons(latency),
+        absent_baselines(latency),
         make_batches(latency.time_extra_batch_sizes(point)),
     )
 
 
-def baseline_unavailable_reasons(latency: LatencyBenchmark) -> dict[str, str]:
-    """Arm of a baseline that does not run here → reason."""
-    reasons = {COMPILED: latency.compiled_unavailable_reason, LOOKUP: latency.lookup_unavailable_reason}
-    return {arm: reason for arm, reason in reasons.items() if reason}
+def absent_baselines(latency: LatencyBenchmark) -> dict[str, Absent]:
+    """Arm of a baseline that does not run here → why."""
+    baselines = {COMPILED: latency.absent_compiled, LOOKUP: latency.absent_lookup}
+    return {arm: absent for arm, absent in baselines.items() if absent}
 
 
 def make_speedup_attachments(
@@ -265,33 +263,37 @@ def make_timed_batch(requests: TimingResult, check: Finding) -> TimedBatch:
 
 def time_chosen_point(
     evidence: ModelMeasurements, asked: ClaimContext
-) -> tuple[OperatingPoint, str, dict[int, TimingResult]]:
-    """``choose_point_and_unusable_reason``, and batch size → times: ``n_indicative_pairs`` if unusable."""
-    point, unusable = choose_point_and_unusable_reason(evidence, asked)
+) -> tuple[OperatingPoint, Absent | None, dict[int, TimingResult]]:
+    """``choose_point_to_time``, and batch size → times: ``n_indicative_pairs`` if no speed-up of the point counts."""
+    point, unusable = choose_point_to_time(evidence, asked)
     pairs = evidence.latency.n_indicative_pairs if unusable else None
     return point, unusable, evidence.latency.time_point_by_batch_size(point, pairs)
 
 
-def choose_point_and_unusable_reason(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, str]:
-    """(Point to time, reason why its speed-up does not count).
+def choose_point_to_time(evidence: ModelMeasurements, asked: ClaimContext) -> tuple[OperatingPoint, Absent | None]:
+    """``choose_usable_point`` and None, else the most saving of all points and why its speed-up does not count."""
+    point = choose_usable_point(evidence, asked)
+    return (evidence.latency.most_saving_point, point) if isinstance(point, Absent) else (point, None)
 
-    It is the most saving of the points that EMAD-F1 judges and does not falsify, with the reason "". Without one it is
-    the most saving of all points.
-    """
+
+def choose_usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> OperatingPoint | Absent:
+    """The most saving of the points that EMAD-F1 judges and does not falsify."""
     absent = evidence.subject.absent_quality
     if absent is not None:
         reason = (
             f"no usable point: {absent.reason}, and a speed-up is worth what quality it keeps; the ratios are measured "
             "all the same (--emad-require speed asks for weights that were trained)"
         )
-        return evidence.latency.most_saving_point, reason
+        return Absent(reason, "premise")
     f1 = asked.verdict_of("EMAD-F1", evidence)
     standing = [
-        loss for loss in evidence.points.selected_evaluation_losses if is_point_quality_unfalsified(f1, loss.point.name)
+        loss
+        for loss in evidence.points.selected_evaluation_losses
+        if is_point_quality_unfalsified(f1, loss.point.digest)
     ]
     if not standing:
-        return evidence.latency.most_saving_point, f"no usable point: {_describe_verdict(f1, asked)}"
-    return max(standing, key=lambda loss: loss.net_reduction).point, ""
+        return Absent(f"no usable point: {_describe_verdict(f1, asked)}", "premise")
+    return max(standing, key=lambda loss: loss.net_reduction).point
 
 
 def _describe_verdict(verdict: Verdict, asked: ClaimContext) -> str:
@@ -321,7 +323,8 @@ def answer_learned_exit_speedup(evidence: ModelMeasurements, asked: ClaimContext
         verdict = asked.not_applicable(f"no exit to time: {point.reason}")
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = asked.verdict_of("EMAD-X1", evidence)
-    unusable = "" if x1.verdict == "survived" else f"no usable exit: {_describe_verdict(x1, asked)}"
+    no_exit = Absent(f"no usable exit: {_describe_verdict(x1, asked)}", "premise")
+    unusable = None if x1.verdict == "survived" else no_exit
     found = measure_speedup(evidence, point, unusable, evidence.latency.time_point_by_batch_size(point))
     return Answer(
         decide_speedup(found, asked),
@@ -378,7 +381,7 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
         verdict = asked.not_applicable("the exit holds no way to draft: none was found to pay")
     if verdict is None:
         latency, speculation = evidence.latency, evidence.self_speculation
-        found = gather_self_speculation(speculation, baseline_unavailable_reasons(latency))
+        found = gather_self_speculation(speculation, absent_baselines(latency))
         verdict = decide_self_speculation(found, asked)
         times = AttachedTable(f"{asked.claim.id}: time by batch size", make_time_rows(_one_row_decides(found[0])))
         attachments = Attachments(
@@ -387,14 +390,16 @@ def answer_self_speculation(evidence: ModelMeasurements, asked: ClaimContext) ->
     return Answer(verdict, evidence.corpus, evidence.fingerprint, attachments)
 
 
-def gather_self_speculation(speculation: SelfSpeculationTiming, not_run: Mapping[str, str]) -> SelfSpeculationEvidence:
+def gather_self_speculation(
+    speculation: SelfSpeculationTiming, not_run: Mapping[str, Absent]
+) -> SelfSpeculationEvidence:
     """Evidence for EMAD-X4: times by arm, with the check of the timed outputs."""
     raced = {
         rows: make_timed_batch(timed, speculation.check_outputs(rows))
         for rows, timed in speculation.timings_by_batch_size.items()
     }
     stood = {rows: speculation.compute_accepted_share(rows) for rows in speculation.timings_by_batch_size}
-    return SpeedupEvidence(raced, "", not_run), speculation.lossless_arm_timings.paired_seconds_by_arm(), stood
+    return SpeedupEvidence(raced, None, not_run), speculation.lossless_arm_timings.paired_seconds_by_arm(), stood
 
 
 # ---------------------------------------------------------------- EMAD-E7: repair without the monotone constraint
@@ -473,7 +478,7 @@ def answer_backfill_speedup(evidence: ModelMeasurements, asked: ClaimContext) ->
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refused.reason}",)
         else:
             saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
-            reductions = {loss.point.name: loss.net_reduction for loss in saved}
+            reductions = {name: loss.net_reduction for name, loss in zip(exact, saved, strict=True)}
             found = replace(found, net_reductions=reductions, quality=measure_copied_and_exact_nll(evidence, copying))
     return Answer(
         decide_backfill_speedup(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes)

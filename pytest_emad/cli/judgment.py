@@ -40,12 +40,12 @@ from pytest_emad.statistics.gate import (
 from pytest_emad.statistics.goldens import (
     KnownVerdicts,
     VerdictConditions,
+    absent_comparison,
     compare_verdict_with_record,
     find_golden_folder,
     format_comparison_summary,
     list_changes_from_shipped_register,
     load_known_verdicts_from_folders,
-    no_comparison_failure_reason,
     require_known_verdicts_file,
     verdict_key_fields,
 )
@@ -164,7 +164,7 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
         claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure), "test": ""})
-    run_failures = [reason] if (reason := no_comparison_failure_reason(comparisons)) else []
+    run_failures = [f"gate known: {absent.reason}"] if (absent := absent_comparison(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     settings |= {"only": [], "report": None, "update_golden": False}
     report = {

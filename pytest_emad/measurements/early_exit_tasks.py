@@ -95,17 +95,19 @@ class EarlyExitTasks:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Available tasks."""
-        return tuple(name for name, reason in self._reasons.items() if not reason)
+        return tuple(name for name, absent in self._candidates.items() if absent is None)
 
     @property
-    def unavailable_reasons(self) -> dict[str, str]:
-        """Unavailable task → reason; each becomes an unmeasured leg, so that the row cannot survive."""
-        return {name: reason for name, reason in self._reasons.items() if reason}
+    def absent_by_task(self) -> dict[str, Absent]:
+        """Unavailable task → why; each becomes an unmeasured leg, so that the row cannot survive."""
+        return {name: absent for name, absent in self._candidates.items() if absent is not None}
 
     @property
     def absent_tasks(self) -> Absent | None:
         """Why no task is available; None if one is."""
-        return None if self.names else Absent("; ".join(dict.fromkeys(self._reasons.values())))
+        if self.names:
+            return None
+        return Absent("; ".join(dict.fromkeys(absent.reason for absent in self.absent_by_task.values())))
 
     @property
     def corpus(self) -> str:
@@ -118,21 +120,22 @@ class EarlyExitTasks:
         return name if name == corpus else f"{corpus}, {name}"
 
     @cached_property
-    def _reasons(self) -> dict[str, str]:
+    def _candidates(self) -> dict[str, Absent | None]:
+        """Each task of this kind of model → why it is unavailable; None: it is available."""
         candidates = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
-        return {name: self._reason(name) for name in candidates}
+        return {name: self._absent_task(name) for name in candidates}
 
-    def _reason(self, name: str) -> str:
+    def _absent_task(self, name: str) -> Absent | None:
         task, data = TASKS[name], self._subject.data
         if task.corpus != WORLD:
             if data is None:
                 every = ", ".join(" or ".join(task_file_names(published)) for published in PUBLISHED)
-                return f"no SQuAD/SamSum files; --emad-data DIR holds {every}"
+                return Absent(f"no SQuAD/SamSum files; --emad-data DIR holds {every}")
             if not has_task_file(name, data):
-                return f"no {' or '.join(task_file_names(name))} in --emad-data {data}"
+                return Absent(f"no {' or '.join(task_file_names(name))} in --emad-data {data}")
         if task.kind == "summary" and not find_spec("rouge_score"):
-            return "its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'"
-        return ""
+            return Absent("its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'")
+        return None
 
     # ------------------------------------------------------------ items
 

@@ -417,9 +417,9 @@ class EarlyExitMeasurements:
         return self.task_items.names
 
     @property
-    def unavailable_reasons(self) -> Mapping[str, str]:
+    def absent_by_task(self) -> Mapping[str, Absent]:
         """Unavailable task → why."""
-        return self.task_items.unavailable_reasons
+        return self.task_items.absent_by_task
 
     @property
     def corpus(self) -> str:
@@ -436,12 +436,11 @@ class EarlyExitMeasurements:
         return [(task, minimum) for task in self.task_names for minimum in self.minimum_exit_layers]
 
     @cached_property
-    def unsolved_reasons(self) -> Mapping[str, str]:
-        """Unsolved task → reason: full depth is not shown to beat an honest guess, so exits cannot lower its score."""
-        reasons = {task: self._not_solved(task) for task in self.task_names}
-        return {task: reason for task, reason in reasons.items() if reason}
+    def unsolved_by_task(self) -> Mapping[str, Absent]:
+        """Unsolved task → why: full depth is not shown to beat an honest guess, so exits cannot lower its score."""
+        return {task: absent for task in self.task_names if (absent := self._absent_solution(task))}
 
-    def _not_solved(self, task: str) -> str:
+    def _absent_solution(self, task: str) -> Absent | None:
         score = self.answer_at_point(task, self.full_depth_point).exited.score
         guess = self.task_items.compute_guess_scores(task)
         rng = np.random.default_rng(self.subject.seed)
@@ -449,13 +448,14 @@ class EarlyExitMeasurements:
             score, score.with_values(guess), threshold=0.0, rng=rng, unit="score above a guess"
         )
         if beaten.p_above <= SOLVED:
-            return ""
-        return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
+            return None
+        said = f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
+        return Absent(said, "premise")
 
     @property
     def solved_task_layer_pairs(self) -> list[tuple[str, int]]:
         """``task_layer_pairs`` of the solved tasks."""
-        return [(task, minimum) for task, minimum in self.task_layer_pairs if task not in self.unsolved_reasons]
+        return [(task, minimum) for task, minimum in self.task_layer_pairs if task not in self.unsolved_by_task]
 
     @property
     def full_depth_point(self) -> OperatingPoint:
@@ -553,7 +553,7 @@ def make_rule_row(exits: EarlyExitMeasurements, task: str, rule: str, minimum: i
 def tabulate_rules_of_all_tasks(exits: EarlyExitMeasurements) -> Attachments:
     """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
     rows = [line for task in exits.task_names for line in _rule_rows(exits, task, exits.minimum_exit_layers)]
-    notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved_reasons.items())
+    notes = tuple(f"{exits.subject.name}: {task}: {absent.reason}" for task, absent in exits.unsolved_by_task.items())
     return Attachments((AttachedTable(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
 
 

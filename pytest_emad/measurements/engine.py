@@ -22,11 +22,11 @@ from emad_ref.models.loading import copy_in_dtype
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import to_numpy_float64
-from pytest_emad.audit.finding import AuditRefutedError
-from pytest_emad.audit.log_probs import generate_greedy_log_probs, log_probs_malformed_reason, truncated_divergence
+from pytest_emad.audit.finding import AuditRefutedError, prefix_raised_complaints
+from pytest_emad.audit.log_probs import generate_greedy_log_probs, require_greedy_log_probs, truncated_divergence
 from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order
 from pytest_emad.audit.token_comparison import check_same_tokens
-from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF
+from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF, max_log_prob_error
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument
 
@@ -142,11 +142,11 @@ class EngineAnswers:
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
         """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
         found = generate_greedy_log_probs(decoder, prompts, NEW, TOP)
-        faults = [log_probs_malformed_reason(row, NEW, TOP, 2 * self._subject.tolerance) for row in found]
-        if len(found) != len(prompts):
-            faults.append(f"{len(found)} rows for {len(prompts)} prompts")
-        if fault := next(filter(None, faults), None):
-            raise AuditRefutedError(f"log-probabilities: {fault}")
+        with prefix_raised_complaints("log-probabilities: "):
+            for row in found:
+                require_greedy_log_probs(row, NEW, TOP, max_log_prob_error(None, self._subject.tolerance))
+            if len(found) != len(prompts):
+                raise AuditRefutedError(f"{len(found)} rows for {len(prompts)} prompts")
         return found
 
     def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:

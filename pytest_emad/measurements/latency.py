@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import SpeculationResult
 from emad_ref.decoding.switching import SwitchingResult
 from emad_ref.errors import BadArgument
 from emad_ref.flop_ledger import flops
-from emad_ref.models.generation import LOOKUP, drafting_unavailable_reason, make_prompt_lookup_generate
+from emad_ref.models.generation import LOOKUP, absent_drafting, make_prompt_lookup_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
@@ -142,23 +143,24 @@ ProcessDivision = Callable[
     dict[int, TimingResult],
 ]
 
+NOT_DIVIDED = Absent("this caller divides no pairs")
+
 
 class LatencyBenchmark:
     """Timings of one model, each taken on first use.
 
-    ``divide``: divides the pairs over fresh processes; None: this process times all, for the reason ``alone``.
+    ``divide``: divides the pairs over fresh processes; Absent: this process times all.
     ``shape``: of requests, if known.
     """
 
     def __init__(
         self,
         points: CandidatePoints,
-        divide: ProcessDivision | None = None,
-        alone: str = "",
+        divide: ProcessDivision | Absent = NOT_DIVIDED,
         shape: tuple[int, int] | None = None,
     ):
         self._points, self.subject = points, points.subject
-        self._divide, self._alone, self._shape = divide, alone, shape
+        self._divide, self._shape = divide, shape
         self._timed: dict[OperatingPoint, dict[int, TimingResult]] = {}
         self._swept: dict[OperatingPoint, dict[int, TimingResult]] = {}
         self._compiled_in = 0.0  # seconds, after the first attempt
@@ -171,31 +173,31 @@ class LatencyBenchmark:
         return max(self._points.selected_evaluation_losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
-    def compiled_unavailable_reason(self) -> str:
-        """Reason why no compiled baseline runs; empty if one does."""
+    def absent_compiled(self) -> Absent | None:
+        """Why no compiled baseline runs; None if one does."""
         if not is_compiled_baseline_tried(self.subject.study):
-            return (
+            return Absent(
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
             )
         start = time.perf_counter()
-        reason = self.subject.compile_unavailable_reason(self.subject.budget.batch_sizes)
+        absent = self.subject.absent_compiled_generate(self.subject.budget.batch_sizes)
         self._compiled_in = time.perf_counter() - start
-        return reason
+        return absent
 
     @cached_property
-    def lookup_unavailable_reason(self) -> str:
-        """Reason why ``generate`` cannot use prompt lookup, which serves one row at a time; empty if it can."""
+    def absent_lookup(self) -> Absent | None:
+        """Why ``generate`` cannot use prompt lookup, which serves one row at a time; None if it can."""
         if LOOKUP_ROWS not in self.subject.budget.batch_sizes:
-            return "the budget times no request of one row"
+            return Absent("the budget times no request of one row")
         if self.subject.is_seq2seq:
-            return "an encoder-decoder model: what it emits is not in its prompt"
-        if reason := drafting_unavailable_reason(self.subject.loaded.model):
-            return f"prompt lookup: {reason}"
+            return Absent("an encoder-decoder model: what it emits is not in its prompt")
+        if absent := absent_drafting(self.subject.loaded.model):
+            return Absent(f"prompt lookup: {absent.reason}")
         try:
             self._lookup(self.subject.make_equal_prompts(1, 8), 3)
         except ValueError as refusal:  # raised by transformers for a model with a cache that cannot crop tokens
-            return f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}"
-        return ""
+            return Absent(f"prompt lookup: {str(refusal).strip().partition(chr(10))[0]}")
+        return None
 
     def _lookup(self, prompts: Sequence[Prompt], new: int) -> Ints:
         (prompt,) = prompts
@@ -274,7 +276,7 @@ class LatencyBenchmark:
     @property
     def n_arms(self) -> int:
         """Number of arms timed together at a point, in requests of one row."""
-        return 3 + (not self.compiled_unavailable_reason) + (not self.lookup_unavailable_reason)
+        return 3 + (not self.absent_compiled) + (not self.absent_lookup)
 
     # ------------------------------------------------------------ timings
 
@@ -331,7 +333,7 @@ class LatencyBenchmark:
         ``requests``: batch size → requests; by default the budget's batch sizes and pairs.
         """
         requests = requests or {rows: self.make_requests(rows) for rows in self.subject.budget.batch_sizes}
-        if self._divide is not None:
+        if not isinstance(self._divide, Absent):
             return self._divide(self, time_requests, points, requests)
         return {rows: time_requests(self, rows, each) for rows, each in requests.items()}
 
@@ -355,9 +357,9 @@ class LatencyBenchmark:
         """The model's ``generate`` for ``rows`` rows and, if they run, compiled ``generate`` and prompt lookup."""
         subject, new = self.subject, self.request_shape[1]
         arms: dict[str, Arm] = {GENERATE: lambda prompts: subject.generate_greedy(prompts, new)}
-        if not self.compiled_unavailable_reason:
+        if not self.absent_compiled:
             arms[COMPILED] = lambda prompts: subject.generate_greedy(prompts, new, compiled=True)
-        if rows == LOOKUP_ROWS and not self.lookup_unavailable_reason:
+        if rows == LOOKUP_ROWS and not self.absent_lookup:
             arms[LOOKUP] = lambda prompts: self._lookup(prompts, new)
         return arms
 
@@ -443,6 +445,7 @@ class LatencyBenchmark:
         return {
             "model": self.subject.name,
             "name": point.name,
+            "digest": point.digest,
             "end_to_end_reduction": reduction,
             "time_ratio": ratios,
         }
@@ -477,8 +480,8 @@ class LatencyBenchmark:
         ]
         sentences += [f"pairs looked at afterwards were drawn by {', '.join(seeds)}"] if seeds else []
         compiled = f"; compiled in {self._compiled_in:.3g} s, outside the clock"
-        if self.compiled_unavailable_reason:
-            compiled = f"; compiled baseline not run: {self.compiled_unavailable_reason}"
+        if self.absent_compiled:
+            compiled = f"; compiled baseline not run: {self.absent_compiled.reason}"
         return (
             f"{self.describe_timing(repr(point.name), self.time_point_by_batch_size(point))}; {'; '.join(sentences)} "
             f"(after correction over {legs} legs){compiled}"
@@ -488,7 +491,7 @@ class LatencyBenchmark:
         """One sentence about any ``timings``: their arms (``what``), requests and machine."""
         length, new = self.request_shape
         first = next(iter(timings.values()))
-        where = describe_timing_processes(first.process, self._alone)
+        where = describe_timing_processes(first.process, self._divide)
         return (
             f"{self.subject.name}: timed {what}, {length} prompt + {new} new tokens, "
             f"{len(next(iter(first.seconds.values())))} pairs {where}, {torch.get_num_threads()} CPU threads"
@@ -588,10 +591,10 @@ def is_compiled_baseline_tried(study: Study) -> bool:
     return study.device != "cpu" or study.budget.rank == len(BUDGETS) - 1
 
 
-def describe_timing_processes(process: Ints | None, alone: str) -> str:
-    """Phrase about the timing processes: ``process`` [pairs]; None: only this process, for the reason ``alone``."""
+def describe_timing_processes(process: Ints | None, others: object) -> str:
+    """Phrase about the timing processes: ``process`` [pairs]; None: only this one, since ``others`` are ``Absent``."""
     if process is None:
-        return f"in this process alone ({alone})"
+        return f"in this process alone ({reason_if_absent(others)})"
     sizes = np.unique(np.bincount(process))
     return f"in {process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 

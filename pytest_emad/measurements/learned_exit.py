@@ -20,7 +20,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.self_speculation import Drafting, DraftingDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
-from emad_ref.models.generation import Generate, drafting_unavailable_reason, make_transformers_generate
+from emad_ref.models.generation import Generate, absent_drafting, make_transformers_generate
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.replay.grids import evenly_spaced_points
@@ -134,21 +134,23 @@ class ExitEvaluation:
         return replace(point, name=f"{point.name}, exact K and V", schedule=FREE_DEPTH, translators=None)
 
     @cached_property
-    def decoder_unusable_reason(self) -> str:
-        """Reason why the exit allows no conclusion about the decoder under test; "" if it does.
+    def absent_for_decoder(self) -> Absent | None:
+        """Why the exit allows no conclusion about the decoder under test; None if it does.
 
         Raises:
             Unsupported: the decoder declines the exit's point.
         """
         point = self.recommended_point
         if isinstance(point, Absent) or self.subject.has_reference_decoder:
-            return ""
+            return None
         with self.subject.open_decoder(point):
             pass  # raises if the decoder declines
         if point.schedule not in REPLAYED:
-            return f"under the schedule {point.schedule} replay predicts only the reference decoder"
+            return Absent(f"under the schedule {point.schedule} replay predicts only the reference decoder", "premise")
         finding = self._validity.check_bridge(point)
-        return "" if finding.passed is not False else f"replay does not predict this decoder: {finding.detail}"
+        if finding.passed is not False:
+            return None
+        return Absent(f"replay does not predict this decoder: {finding.detail}", "premise")
 
     @cached_property
     def evaluation_traces(self) -> TextTracesByReadout:
@@ -346,7 +348,7 @@ class SelfSpeculationTiming:
         loaded, new = self._subject.loaded, self._latency.request_shape[1]
         ways = {ADAPTIVE: make_drafting_generate(loaded, self._drafting)}
         ways |= make_drafting_ablations(loaded, self._drafting)
-        assistant = None if drafting_unavailable_reason(loaded.model) else find_assistant_model(loaded)
+        assistant = None if absent_drafting(loaded.model) else find_assistant_model(loaded)
         if assistant is not None:
             ways[ASSISTED] = make_transformers_generate(loaded.model, loaded.stepper.device, assistant=assistant.model)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.text.documents import Split
@@ -112,8 +113,8 @@ class ModelMeasurements:
     @cached_property
     def latency(self) -> LatencyBenchmark:
         replicates = ProcessReplicates(self.resources.runner, self.subject)
-        reason = replicates.single_process_reason
-        return LatencyBenchmark(self.points, None if reason else replicates.time_batch_sizes_over_processes, reason)
+        divide = replicates.absent or replicates.time_batch_sizes_over_processes
+        return LatencyBenchmark(self.points, divide)
 
     @cached_property
     def exit_evaluation(self) -> ExitEvaluation:
@@ -138,7 +139,7 @@ class ModelMeasurements:
 
         No other process can load it.
         """
-        resources = replace(self.resources, runner=SubprocessRunner(without="the model was made in this process"))
+        resources = replace(self.resources, runner=SubprocessRunner(Absent("the model was made in this process")))
         return ModelMeasurements(loaded, self.study, resources, ModelIsolation(loaded, copy_model))
 
     @cached_property

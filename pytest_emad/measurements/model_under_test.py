@@ -537,13 +537,13 @@ class ModelUnderTest:
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
 
-    def compile_unavailable_reason(self, batch_sizes: Sequence[int] = (1,)) -> str:
-        """Why ``generate`` cannot be compiled here for these rows; empty if it just was. It takes a minute on a CPU.
+    def absent_compiled_generate(self, batch_sizes: Sequence[int] = (1,)) -> Absent | None:
+        """Why ``generate`` cannot be compiled here for these rows; None if it just was. It takes a minute on a CPU.
 
         Each batch size comes with another length, so both are free in one graph.
         """
         if self.is_seq2seq:
-            return "an encoder-decoder model: transformers compiles no cache of two kinds"
+            return Absent("an encoder-decoder model: transformers compiles no cache of two kinds")
         model, before = self.loaded.model, count_traced_graphs()
         had_compiled = "_compiled_call" in vars(model)
         try:
@@ -554,16 +554,15 @@ class ModelUnderTest:
             ValueError,
             OSError,
         ) as refusal:  # from TorchDynamo, transformers, or a missing C++ compiler
-            return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+            said = f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+            return Absent(f"torch.compile: {said}")
         # transformers may fall back to the plain step with only a warning
         if "_compiled_call" not in vars(model):
-            return "transformers does not compile this model's steps"
+            return Absent("transformers does not compile this model's steps")
         # so may TorchDynamo if it can trace nothing
-        return (
-            ""
-            if had_compiled or count_traced_graphs() > before
-            else "TorchDynamo traces no graph of this model's steps"
-        )
+        if had_compiled or count_traced_graphs() > before:
+            return None
+        return Absent("TorchDynamo traces no graph of this model's steps")
 
 
 @contextmanager

@@ -44,9 +44,11 @@ DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on
 class PointMeasurements:
     """One operating point against full depth on the same documents and items.
 
-    ``net_reduction``: share of decode FLOPs saved, probes and repair charged. ``tasks``: also those that do not count.
+    ``digest``: ``OperatingPoint.digest``, by which legs refer to the point; ``name``: its label. ``net_reduction``:
+    share of decode FLOPs saved, probes and repair charged. ``tasks``: also those that do not count.
     """
 
+    digest: str
     name: str
     net_reduction: float
     perplexity: Mapping[str, NllPair]
@@ -125,6 +127,7 @@ class CandidatePoints:
         """Perplexity per document and answers per item against full depth, the input of EMAD-F1."""
         chosen = self.task_scores.accuracy_tasks if tasks is None else tasks
         return PointMeasurements(
+            loss.point.digest,
             loss.point.name,
             loss.net_reduction,
             {self.subject.corpus: self.nll_pair_by_document(loss)},
@@ -140,7 +143,7 @@ Interval = tuple[float, float] | None
 def make_point_attachments(points: CandidatePoints, intervals: Mapping[str, Interval]) -> Attachments:
     """Rows of the point table, and notes on the judged text and on how soon each point fell to its first probe.
 
-    ``intervals``: name of a point → 95 % interval of its perplexity rise, if a claim estimated one.
+    ``intervals``: digest of a point → 95 % interval of its perplexity rise, if a claim estimated one.
     """
     scored_note = [note] if (note := points.task_scores.continuation_choice_note) else []
     notes = (
@@ -179,7 +182,7 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
     ]
     rivals = find_best_truncations(points)
     return [
-        _row(points, loss, scores, intervals.get(loss.point.name))
+        _row(points, loss, scores, intervals.get(loss.point.digest))
         for loss, scores in zip(
             [points.full_loss, *points.selected_evaluation_losses, *rivals],
             [*tasks, *({} for _ in rivals)],
@@ -205,6 +208,7 @@ def _row(
     return {
         "model": subject.name,
         "name": loss.point.name,
+        "digest": loss.point.digest,
         "roles": list(points.roles_by_point.get(loss.point, ())),
         "family": loss.point.family,
         "margin_nats": loss.point.margin_nats,
@@ -223,7 +227,9 @@ def _row(
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
-        "not_counted": {} if loss is points.full_loss else task_exclusion_reasons(tasks),
+        "not_counted": {}
+        if loss is points.full_loss
+        else {task: scores.exclusion.reason for task, scores in tasks.items() if scores.exclusion},
         "lost_answers": {} if loss is points.full_loss else lost_answers_by_task(points.task_scores, tasks, loss.point),
         # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
@@ -238,11 +244,6 @@ def lost_answers_by_task(scored: TaskScores, tasks: Iterable[str], point: Operat
         for task, (count, first) in found.items()
         if count
     }
-
-
-def task_exclusion_reasons(tasks: Mapping[str, TaskAccuracy]) -> dict[str, str]:
-    """Task that does not count → reason."""
-    return {task: scores.exclusion_reason for task, scores in tasks.items() if not scores.is_counted}
 
 
 def judged_text_note(points: CandidatePoints) -> str:

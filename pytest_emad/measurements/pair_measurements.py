@@ -112,9 +112,9 @@ Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 
 def make_cost_score_table(pair: PairMeasurements) -> Attachments:
     """The table over all tasks worth routing; a note says why self-speculation is missing, if it is."""
-    tasks, reason = pair.routing_rules.written_tasks_worth_routing, pair.models.drafting_unavailable_reason
-    absent = dict(pair.latency.transformers_arms.absent) | ({"self-speculation": reason} if reason else {})
-    notes = tuple(f"{pair.name}: {name}: not applicable ({why})" for name, why in absent.items())
+    tasks, own = pair.routing_rules.written_tasks_worth_routing, pair.models.absent_drafting
+    absent = dict(pair.latency.transformers_arms.absent) | ({"self-speculation": own} if own else {})
+    notes = tuple(f"{pair.name}: {name}: not applicable ({why.reason})" for name, why in absent.items())
     rows = [row for task in tasks for row in _constant_rows(pair, task)]
     return Attachments((AttachedTable(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
 

@@ -154,18 +154,18 @@ class PairModels:
             yield Partner(decoder, point, self.vocabulary)
 
     @cached_property
-    def drafting_unavailable_reason(self) -> str:
-        """Why the large model cannot draft for itself; empty if it can."""
+    def absent_drafting(self) -> Absent | None:
+        """Why the large model cannot draft for itself; None if it can."""
         try:
             with self.open_self_drafter():
-                return ""
+                return None
         except Unsupported as refusal:
-            return str(refusal)
+            return Absent(str(refusal), "premise")
 
     @property
     def drafting_exit_layers(self) -> tuple[int, ...]:
         """Exit layers of the large model's self-speculation: its default probes; empty if it cannot draft."""
-        return () if self.drafting_unavailable_reason else default_probes(self.large.subject.stepper.layers)
+        return () if self.absent_drafting else default_probes(self.large.subject.stepper.layers)
 
 
 def _require_decoders(*models: LoadedModel) -> None:

@@ -161,8 +161,8 @@ class RoutingRules:
         """Why no task can be scored; None if one can."""
         if self.answers.scorable_tasks:
             return None
-        unmeasured = self.answers.models.large.task_scores.published.unavailable_reasons
-        unread = "; ".join(f"{task}: {reason}" for task, reason in unmeasured.items())
+        unmeasured = self.answers.models.large.task_scores.published.absent_by_task
+        unread = "; ".join(f"{task}: {absent.reason}" for task, absent in unmeasured.items())
         named = f"name some with --emad-tasks ({unread or 'none is named'})"
         return Absent(f"no task whose answers are right or wrong: {named}")
 

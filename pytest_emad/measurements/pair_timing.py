@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import SpeculationResult, speculate
 from emad_ref.decoding.switching import LARGE, SwitchingRule, switch
 from emad_ref.models.generation import (
     LOOKUP,
-    drafting_unavailable_reason,
+    absent_drafting,
     make_prompt_lookup_generate,
     make_transformers_generate,
 )
@@ -63,10 +64,10 @@ ArmFactory = Callable[[PairModels, ExitStack], dict[str, PairArm]]
 
 @dataclass(frozen=True)
 class TransformersArms:
-    """Transformers' assisted arms that run for a pair; ``absent``: other arm → reason."""
+    """Transformers' assisted arms that run for a pair; ``absent``: other arm → why."""
 
     arms: Mapping[str, PairArm]
-    absent: Mapping[str, str]
+    absent: Mapping[str, Absent]
 
 
 def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt) -> TransformersArms:
@@ -76,7 +77,7 @@ def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt
     """
     model, device = large.model, large.stepper.device
     drafting = {ASSISTED: (small.model, model), LOOKUP: (model,)}
-    absent = {name: reason for name, models in drafting.items() if (reason := drafting_unavailable_reason(*models))}
+    absent = {name: why for name, models in drafting.items() if (why := absent_drafting(*models))}
     arms = {
         ASSISTED: make_transformers_generate(model, device, assistant=small.model),
         LOOKUP: make_prompt_lookup_generate(model, device),
@@ -87,7 +88,7 @@ def try_transformers_arms(small: LoadedModel, large: LoadedModel, prompt: Prompt
         try:
             arm(prompt, TRIAL_TOKENS)
         except (RuntimeError, ValueError) as refusal:  # a cache that cannot be cropped, a model without one
-            absent[name] = f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+            absent[name] = Absent(f"{type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}")
 
     def one_row(arm: Callable[[Prompt, int], Ints]) -> PairArm:
         return lambda prompt, new: arm(prompt, new)[None]
@@ -282,7 +283,7 @@ class PairLatencyBenchmark:
         """Time the project's arms and transformers', in this process or divided over fresh ones."""
         with ExitStack() as stack:
             arms = {**factory(self._models, stack), **self.transformers_arms.arms}
-            if self._replicates.single_process_reason:
+            if self._replicates.absent:
                 return self.time_arms(arms, self._pairs)
             request_s = self._seconds(arms)
         whole, models = self._requests(self._pairs), self._models
@@ -316,7 +317,7 @@ class PairLatencyBenchmark:
 
     def describe_timing(self, timed: TimingResult) -> str:
         """One sentence about the timed arms, the requests, and the machine."""
-        where = describe_timing_processes(timed.process, self._replicates.single_process_reason)
+        where = describe_timing_processes(timed.process, self._replicates.absent)
         return (
             f"{self._names.name}: timed {', '.join(timed.seconds)}, {self.n_new_tokens} new tokens after prompts of "
             f"{self.task_to_time}, {len(timed.prompts)} pairs {where}"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test, spearmanr
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
@@ -73,8 +74,8 @@ COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 class FamilyComparison:
     """Families of points on the same text of two splits, each replayed on first use.
 
-    ``make``: the families by name, spaced by savings on the validation split. ``refused``: rule without a family on
-    this model → reason.
+    ``make``: the families by name, spaced by savings on the validation split. ``absent``: rule without a family on
+    this model → why.
     """
 
     def __init__(
@@ -83,10 +84,10 @@ class FamilyComparison:
         sequences: Callable[[Of], list[TokenSequence]],
         trace: Callable[[Of], Trace],
         make: Callable[[NetSavingFunction], dict[str, list[OperatingPoint]]],
-        refused: Mapping[str, str] = MappingProxyType({}),
+        absent: Mapping[str, Absent] = MappingProxyType({}),
     ):
         self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
-        self.refused = refused
+        self.absent = absent
         self._evaluated: dict[OperatingPoint, PointLoss] = {}
         self._columns: dict[tuple[str, Of], PointColumnsBySequence] = {}
 
@@ -302,8 +303,8 @@ class BaselineComparison(FamilyComparison):
             )
         else:
             notes += [
-                f"{subject.name}: early exit: {rule} is not on the Pareto table: {reason}"
-                for rule, reason in self.confidence_rule_comparison.refused.items()
+                f"{subject.name}: early exit: {rule} is not on the Pareto table: {absent.reason}"
+                for rule, absent in self.confidence_rule_comparison.absent.items()
             ]
             early = self.confidence_rule_comparison.make_pareto_rows(seed)
             windows = self.confidence_rule_comparison.evaluation_trace.n_sequences
@@ -320,14 +321,14 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     """Confidence rules and EMAD on the first windows of both splits, as readouts cost several times a plain trace."""
     subject = traces.subject
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary_size
-    dials, refused = dict[str, ThresholdSweep](), dict[str, str]()
+    dials, absent = dict[str, ThresholdSweep](), dict[str, Absent]()
     for name, rule in CONFIDENCES.items():
         signal, pruning = rule
         try:
             dial = confidence_sweep(signal, layers, vocabulary, scale_minimum_exit_layers(layers)[0], pruning)
             dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
-            refused[name] = str(refusal)
+            absent[name] = Absent(str(refusal), "premise")
     extremes = [dial.point(dial.most) for dial in dials.values()]
     traced = [point for point in extremes if point.confidence is not None]
 
@@ -341,7 +342,7 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     def trace(of: Of) -> Trace:
         return subject.take_lens_trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
 
-    return FamilyComparison(subject.loaded.geometry, sequences, trace, make, refused)
+    return FamilyComparison(subject.loaded.geometry, sequences, trace, make, absent)
 
 
 LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling line by a single swap

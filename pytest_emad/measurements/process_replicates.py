@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from emad_ref.absent import Absent
 from emad_ref.errors import EmadError
 from emad_ref.files import open_for_atomic_write, read_bytes
 from emad_ref.models.model_spec import FingerprintMismatch
@@ -69,7 +70,7 @@ def run_in_subprocess(runner: SubprocessRunner, task: SubprocessTask, expected_s
     Raises:
         SubprocessFailed: the process ended without a result, or was killed because it took too long.
     """
-    assert runner.start is not None, "the caller checks that a runner starts processes"
+    assert not isinstance(runner.start, Absent), "the caller checks that a runner starts processes"
     folder = Path(tempfile.mkdtemp(prefix="emad-afresh-"))
     _write(folder / TASK, task)
     limit = runner.allowed_s + GENEROUS * expected_s
@@ -145,14 +146,13 @@ def time_model_as_subprocess_task(
 
 
 class ProcessReplicates:
-    """Divides the pairs of one run over fresh processes; ``single_process_reason``: why not, or ""."""
+    """Divides the pairs of one run over fresh processes; ``absent``: why not, None if it does."""
 
     def __init__(self, runner: SubprocessRunner, subject: ModelUnderTest):
         self._runner, self._subject, budget = runner, subject, subject.budget
+        self.absent = runner.start if isinstance(runner.start, Absent) else None
         if budget.processes == 1:
-            self.single_process_reason = f"the budget {budget.name} starts no others"
-        else:
-            self.single_process_reason = "" if runner.start is not None else runner.without
+            self.absent = Absent(f"the budget {budget.name} starts no others")
 
     def time_batch_sizes_over_processes(
         self,

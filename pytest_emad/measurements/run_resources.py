@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.windows import window_size
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import EmadError
@@ -166,16 +167,15 @@ class SubprocessRunner:
 
     ``start(task, output, seconds)`` runs a process that calls ``run_task_file`` for the file ``task``, and returns its
     exit status, a signal as its negative; its output goes to ``output``. After ``seconds`` it kills the process and its
-    children and raises ``subprocess.TimeoutExpired``. None: no process can be started, for the reason ``without``.
+    children and raises ``subprocess.TimeoutExpired``. Absent: no process can be started.
     ``allowed_s``: seconds that a process may take to start, import and load the model.
     """
 
-    start: Callable[[Path, Path, float], int] | None = None
-    without: str = ""
+    start: Callable[[Path, Path, float], int] | Absent
     allowed_s: float = START_S
 
 
-NO_SUBPROCESS = SubprocessRunner(without="this caller starts no process like its own")
+NO_SUBPROCESS = SubprocessRunner(Absent("this caller starts no process like its own"))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
@@ -39,7 +40,7 @@ from pytest_emad.statistics.units import ByDocument, ByItem, DocumentMembership
 from pytest_emad.tasks.answers import Decode, LostAnswer, TaskAnswer, answers_from_trace, lost_answers
 from pytest_emad.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding
 from pytest_emad.tasks.datasets import TaskDataUnavailable
-from pytest_emad.tasks.sandbox import sandbox_unavailable_reason
+from pytest_emad.tasks.sandbox import absent_sandbox
 from pytest_emad.tasks.scoring import (
     CONTEXT_TOKENS,
     CONTINUATION_CHOICE,
@@ -88,7 +89,7 @@ class LmEvalTaskScorer:
     """lm-eval tasks of one model's study, each scored on first use.
 
     Accuracy, exact match and pass@1 are right or wrong per document. Perplexity is one more corpus. Any other metric,
-    such as ROUGE, is shown and does not decide. ``unavailable_reasons`` has each task that cannot be scored here.
+    such as ROUGE, is shown and does not decide. ``absent_by_task`` has each task that cannot be scored here.
     """
 
     def __init__(self, subject: ModelUnderTest):
@@ -120,35 +121,28 @@ class LmEvalTaskScorer:
         return set(members_by_task) & (grouped | own)
 
     @cached_property
-    def _scorable(self) -> tuple[dict[str, LmEvalTaskMetadata], dict[str, str]]:
-        """(Scorable tasks, other task → reason). An error ends the run."""
+    def _asked(self) -> dict[str, LmEvalTaskMetadata | Absent]:
+        """Requested task → its definition and documents, or why it cannot be scored. An error ends the run."""
         if not self._study.tasks:
-            return {}, {}
+            return {}
         with stop_run_on_error():
             if find_spec("lm_eval") is None:
                 names = ",".join(sorted(self._study.tasks))
                 remedy = "pip install 'pytest-emad[tasks]', or leave the option out"
                 raise BadArgument("--emad-tasks", names, "the extra `tasks`, which brings lm-eval", remedy)
-            scored, unmeasured = {}, {}
-            for name, members in self._members.items():
-                try:
-                    task = self._read(name, members)
-                except TaskDataUnavailable as error:
-                    task = str(error)
-                if isinstance(task, str):
-                    unmeasured[name] = task
-                else:
-                    scored[name] = task
-            return scored, unmeasured
+            return {name: self._read(name, members) for name, members in self._members.items()}
 
-    def _read(self, name: str, members: tuple[str, ...]) -> LmEvalTaskMetadata | str:
-        """Definition and documents of a task, or the reason why it cannot be scored."""
+    def _read(self, name: str, members: tuple[str, ...]) -> LmEvalTaskMetadata | Absent:
+        """Definition and documents of a task."""
         from pytest_emad.tasks.evaluation import load_tasks, make_task_manager
 
-        tasks = load_tasks(make_task_manager(self._study.data, self._study.task_path, members), members)["tasks"]
+        try:
+            tasks = load_tasks(make_task_manager(self._study.data, self._study.task_path, members), members)["tasks"]
+        except TaskDataUnavailable as error:
+            return Absent(str(error))
         for task in tasks.values():
-            if reason := self._obstacle(task):
-                return reason
+            if absent := self._absent_score(task):
+                return absent
         read = [
             (task, document) for task in tasks.values() for document in islice(task.eval_docs, self.documents_per_task)
         ]
@@ -157,27 +151,26 @@ class LmEvalTaskScorer:
         metric = str(tasks[members[0]].config.metric_list[0]["metric"])
         return LmEvalTaskMetadata(name, members, len(read), everything, metric, guess)
 
-    def _obstacle(self, task: Any) -> str:
+    def _absent_score(self, task: Any) -> Absent | None:
+        """Why ``task`` cannot be scored here; None if it can."""
         loaded, positions = self._subject.loaded, self._subject.stepper.max_positions
         if loaded.tokenizer is None or not loaded.end_token_ids:
-            return "the model came without a tokenizer, or without an end-of-text token"
+            return Absent("the model came without a tokenizer, or without an end-of-text token")
         if task.get_config("unsafe_code"):
             if self._study.allow_code_execution is None:
-                return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"
-            if self._study.allow_code_execution == "confined" and (reason := sandbox_unavailable_reason()):
-                return reason
+                return Absent("it runs generated programs: --emad-allow-code-execution allows that, in a sandbox")
+            if self._study.allow_code_execution == "confined" and (absent := absent_sandbox()):
+                return absent
         if task.OUTPUT_TYPE not in READ_OUTPUT_TYPES:
-            return f"its output type is {task.OUTPUT_TYPE!r}; {', '.join(READ_OUTPUT_TYPES)} are scored here"
+            return Absent(f"its output type is {task.OUTPUT_TYPE!r}; {', '.join(READ_OUTPUT_TYPES)} are scored here")
         new_tokens = _new_tokens(task)
-        return (
-            f"it takes {new_tokens} new tokens, and the model has {positions} positions"
-            if new_tokens >= positions
-            else ""
-        )
+        if new_tokens < positions:
+            return None
+        return Absent(f"it takes {new_tokens} new tokens, and the model has {positions} positions")
 
     def require_known_tasks(self) -> None:
         """Raise RunStopped for an unknown task or unusable data."""
-        assert self._scorable is not None
+        assert self._asked is not None
 
     @property
     def documents_per_task(self) -> int | None:
@@ -188,12 +181,12 @@ class LmEvalTaskScorer:
 
     @property
     def scorable_tasks(self) -> dict[str, LmEvalTaskMetadata]:
-        return self._scorable[0]
+        return {name: task for name, task in self._asked.items() if not isinstance(task, Absent)}
 
     @property
-    def unavailable_reasons(self) -> dict[str, str]:
+    def absent_by_task(self) -> dict[str, Absent]:
         """Task → why it cannot be scored here."""
-        return self._scorable[1]
+        return {name: task for name, task in self._asked.items() if isinstance(task, Absent)}
 
     @property
     def accuracy_tasks(self) -> list[str]:
@@ -443,7 +436,7 @@ class TaskScores:
     def __init__(self, subject: ModelUnderTest):
         self._subject, self.published = subject, LmEvalTaskScorer(subject)
         self._generated: dict[tuple[str, OperatingPoint], list[tuple[TaskAnswer, bool]]] = {}
-        self._items: dict[Split, tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]] = {}
+        self._items: dict[Split, dict[str, list[EncodedTaskItem] | Absent]] = {}
 
     @property
     def accuracy_tasks(self) -> list[str]:
@@ -451,9 +444,10 @@ class TaskScores:
         return [*self._own, *self.published.accuracy_tasks]
 
     @property
-    def unavailable_reasons(self) -> dict[str, str]:
+    def absent_by_task(self) -> dict[str, Absent]:
         """Task → why it cannot be scored here."""
-        return self._items_of("evaluate")[1] | self.published.unavailable_reasons
+        own = self._items_of("evaluate")
+        return {name: items for name, items in own.items() if isinstance(items, Absent)} | self.published.absent_by_task
 
     @property
     def continuation_choice_note(self) -> str:
@@ -575,22 +569,25 @@ class TaskScores:
 
     @property
     def _own(self) -> dict[str, list[EncodedTaskItem]]:
-        return self._items_of("evaluate")[0]
+        return self._available_items("evaluate")
 
     @property
     def _validation(self) -> dict[str, list[EncodedTaskItem]]:
-        return self._items_of("validate")[0]
+        return self._available_items("validate")
 
-    def _items_of(self, split: Split) -> tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]:
-        """(Task of the corpus → items, task → reason for none)."""
+    def _available_items(self, split: Split) -> dict[str, list[EncodedTaskItem]]:
+        return {task: items for task, items in self._items_of(split).items() if not isinstance(items, Absent)}
+
+    def _items_of(self, split: Split) -> dict[str, list[EncodedTaskItem] | Absent]:
+        """Task of the corpus → items, or why there are none."""
         if split not in self._items:
             self._items[split] = self._make_items(split)
         return self._items[split]
 
-    def _make_items(self, split: Split) -> tuple[dict[str, list[EncodedTaskItem]], dict[str, str]]:
+    def _make_items(self, split: Split) -> dict[str, list[EncodedTaskItem] | Absent]:
         subject = self._subject
         if subject.absent_quality is not None:
-            return {}, {}
+            return {}
         if subject.corpus.startswith("world:"):
             count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)
             return {
@@ -599,11 +596,11 @@ class TaskScores:
                     for example in world.generate_examples(task, split, count, subject.seed)
                 ]
                 for task in world.TASKS
-            }, {}
+            }
         try:
-            return {CONTINUATION_CHOICE: self._continuations(split)}, {}
+            return {CONTINUATION_CHOICE: self._continuations(split)}
         except TaskDataUnavailable as error:
-            return {}, {CONTINUATION_CHOICE: str(error)}
+            return {CONTINUATION_CHOICE: Absent(str(error))}
 
     def _continuations(self, split: Split) -> list[EncodedTaskItem]:
         """Continuation items of as many documents of ``split`` as for perplexity. Raises TaskDataUnavailable."""

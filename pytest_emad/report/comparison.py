@@ -4,7 +4,7 @@
 like for like if only the decoder, the model or the commit differs; the labels name these. Compared are:
 
 claims    by id and model. If each report has one row left of a claim, these two are compared whatever their models.
-points    by model and name, else by role.
+points    by model and digest, else by role.
 tests     of the suites by node id, if both reports list them: invariants and fidelity give no verdicts.
 
 A **verdict** got worse if a claim had survived and no longer does, or if it is newly falsified. A gating claim that had
@@ -321,8 +321,13 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
     """
     for name, report in (("old", old), ("new", new)):
         require_complete(report, name)
-    claims = [_claim_change(*pair) for pair in _pair_rows(old["claims"], new["claims"], "id", ())]
-    points = [_point_change(*pair) for pair in _pair_rows(old["points"], new["points"], "name", ("roles",))]
+    pairs_of_points = list(_pair_rows(old["points"], new["points"], "digest", ("roles",)))
+    alike = {before["digest"]: after["digest"] for before, after in pairs_of_points if before and after}
+    claims = [
+        _claim_change(_with_points_of(before, after, alike), after)
+        for before, after in _pair_rows(old["claims"], new["claims"], "id", ())
+    ]
+    points = [_point_change(*pair) for pair in pairs_of_points]
     pairs = list(_test_pairs(old, new))
     tests = [_test_change(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
     rows = [*claims, *points, *tests]
@@ -475,6 +480,23 @@ def _claim_move(old: Entry, new: Entry) -> NumberMove:
         return _move(old, new, _bad_side(old, new))
     same = _same_leg(old, after)
     return "another" if same is None else _move(same, after, _bad_side(new, old))
+
+
+def _with_points_of(old: Entry | None, new: Entry | None, alike: Mapping[str, str]) -> Entry | None:
+    """``old`` with legs about the points of ``new``, since other thresholds make another digest.
+
+    ``alike``: digest of a listed point → that of the point with its role. A point that no table lists is the one of the
+    only leg of its kind.
+    """
+    if old is None or new is None:
+        return old
+    olds, news = ([_identity(leg)[1:] for leg in entry["legs"]] for entry in (old, new))
+    lone = {key: new["legs"][news.index(key)]["point"] for key in news if olds.count(key) == news.count(key) == 1}
+    legs = [
+        leg | {"point": alike.get(leg["point"], lone.get(_identity(leg)[1:], leg["point"])) if leg["point"] else ""}
+        for leg in old["legs"]
+    ]
+    return {**old, "legs": legs}
 
 
 def _same_leg(entry: Entry, leg: Entry) -> Entry | None:

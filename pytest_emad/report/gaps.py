@@ -20,9 +20,9 @@ typed a part of the suites (``-k``, a file) is no proof: its gaps fail it only u
 A gating claim that the run selected must be decided under any gate and by any decoder: a mark or a hook that skips its
 test, or keeps it from running, fails the run (``find_gating_claim_gaps``).
 
-``unmet_requirements``                  what options require of the whole run: a kind of claim decided, a gate
-                                        evaluated, a verdict compared, no new golden.
-``undecided_failure_reasons_and_gaps``  tests that a decoder must decide, and the decoder that must have been judged.
+``find_missing`` is the one list of what a run lacks: tests and claims that are not decided, the decoder and the tier
+that were demanded, and what options require of the whole run (a kind of claim decided, a gate evaluated, a verdict
+compared, no new golden). ``unexcused_gaps`` are those that fail it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emad_ref.absent import Absent
 from pytest_emad.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER, is_in_selection
 from pytest_emad.report.provenance import CONCURRENCY, EXITS, STREAMING, declined_features
 from pytest_emad.report.schema import Report
@@ -42,7 +43,7 @@ from pytest_emad.report.tiers import (
     test_parameters_without_models,
 )
 from pytest_emad.statistics.gate import METHOD_ROWS, UNDECIDED
-from pytest_emad.statistics.goldens import no_comparison_failure_reason
+from pytest_emad.statistics.goldens import absent_comparison
 from pytest_emad.statistics.verdicts import Claim
 
 # rows that must be decided for a decoder, and the shipped test that decides each
@@ -60,20 +61,23 @@ DECODER = "decoder"  # name of a waiver for the decoder's origin
 
 @dataclass(frozen=True)
 class ReportGap:
-    """A gap: ``of`` names a claim, a shipped test or ``DECODER``; ``what`` is missing; ``remedy`` closes it.
+    """A gap: ``of`` names a claim, a shipped test, ``DECODER``, or the option that asks for ``what`` is missing.
 
-    ``cause``: reason why tests did not run, equal for all that one option excluded; ``tests``: their number, with
-    parameters.
+    ``remedy``: closes it, as a waiver does; "" of an option, which no waiver excuses. ``cause``: reason why tests did
+    not run, equal for all that one option excluded; ``tests``: their number, with parameters. ``of_proof``: a run of a
+    part that the user typed may leave it open.
     """
 
     of: str
     what: str
-    remedy: str
+    remedy: str = ""
     cause: str = ""
     tests: int = 1
+    of_proof: bool = False
 
     def __str__(self) -> str:
-        return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
+        waiver = f"; {self.remedy}, or --emad-waive '{self.of}=REASON'" if self.remedy else ""
+        return f"{self.of}: {self.what}{waiver}"
 
 
 def format_gaps(gaps: Iterable[ReportGap]) -> list[str]:
@@ -142,16 +146,23 @@ def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str], mod
     return EXITS in missing_features
 
 
-def wrong_decoder_message(report: Report, expected: str) -> str:
-    """A sentence if another decoder than ``expected`` was judged, else "".
+def find_wrong_decoder(report: Report, expected: str | None, option: str) -> list[ReportGap]:
+    """The gap of a decoder other than ``expected`` by ``option``: ``foreign``, ``ours``, or the name of a provider.
 
-    ``expected`` is ``foreign``, ``ours``, or the name of a provider.
+    None expects none.
     """
+    if expected is None:
+        return []
     queried = [provider for provider in report["decoder"]["providers"] if provider["answered"] or provider["declined"]]
     if not queried:
-        return "no decoder was asked for anything"
+        return [ReportGap(f"{option} {expected}", "no decoder was asked for anything")]
     wrong = [provider["name"] for provider in queried if not _is_wanted_provider(provider, expected)]
-    return f"{' and '.join(wrong)} was judged" if wrong else ""
+    return [ReportGap(f"{option} {expected}", f"{' and '.join(wrong)} was judged")] if wrong else []
+
+
+def find_tier_gaps(report: Report, tier: str | None) -> list[ReportGap]:
+    """Gaps of ``report`` at ``tier``; None asks for none."""
+    return [] if tier is None else [ReportGap(f"tier {tier}", what) for what in find_tier_shortfalls(report, tier)]
 
 
 def _is_wanted_provider(provider: Mapping[str, Any], expected: str) -> bool:
@@ -201,9 +212,9 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
     free = {entry["nodeid"] for entry in excused_declined_test_entries(report)}
     for entry in report["tests"]:
-        why = "" if entry["nodeid"] in free else _why_test_undecided(entry)
-        if why and any(is_in_selection(name, [entry["shipped"]]) for name in required):
-            lost.setdefault((entry["shipped"], why), []).append(entry["nodeid"])
+        absent = None if entry["nodeid"] in free else _absent_decision(entry)
+        if absent and any(is_in_selection(name, [entry["shipped"]]) for name in required):
+            lost.setdefault((entry["shipped"], absent.reason), []).append(entry["nodeid"])
     left_out = {NOT_COLLECTED, *(entry["why"] for entry in report["deselected"])}
     return [
         ReportGap(
@@ -212,24 +223,26 @@ def _test_gaps(report: Report, required: Sequence[str], excused: Sequence[str]) 
             "let it run",
             why if why in left_out else "",
             len(nodeids) or 1,
+            of_proof=True,
         )
         for (name, why), nodeids in lost.items()
     ]
 
 
-def _why_test_undecided(entry: Mapping[str, Any]) -> str:
-    """Reason why a test did not decide; "" if it passed, failed, or found its premise absent."""
+def _absent_decision(entry: Mapping[str, Any]) -> Absent | None:
+    """Why a test did not decide; None if it passed, failed, or found its premise absent."""
     if entry["shipped"] is None:
-        return ""
+        return None
     if entry["outcome"] == "not reported":
-        return "collected, but never run"
+        return Absent("collected, but never run")
     if entry["outcome"] == "xfailed" and not _ran_and_failed(entry):
-        return f"marked as an expected failure ({entry['reason'] or 'no reason'})"
+        return Absent(f"marked as an expected failure ({entry['reason'] or 'no reason'})")
     if entry["outcome"] != "skipped" or entry["kind"] == "not applicable":
-        return ""
+        return None
     if entry["kind"] == "left out":
-        return f"skipped by a mark, a fixture or a hook ({entry['reason'] or 'no reason'})"
-    return f"the decoder declined ({entry['reason']})" if is_in_selection(entry["shipped"], MUST_ANSWER) else ""
+        return Absent(f"skipped by a mark, a fixture or a hook ({entry['reason'] or 'no reason'})")
+    must_answer = is_in_selection(entry["shipped"], MUST_ANSWER)
+    return Absent(f"the decoder declined ({entry['reason']})") if must_answer else None
 
 
 def _ran_and_failed(entry: Mapping[str, Any]) -> bool:
@@ -256,19 +269,20 @@ def _claim_gaps(report: Report, required: Sequence[str], excused: Sequence[str])
             continue
         for model in report["settings"]["models"] if test in required else ():
             verdicts = [v for v in report["claims"] if (v["id"], v["model"]) == (claim, model)]
-            why = _why_claim_undecided(verdicts)
-            if why:
-                gaps.append(ReportGap(claim, f"not decided for {model}: {why}", "let the decoder answer"))
+            if absent := _absent_verdict(verdicts):
+                what = f"not decided for {model}: {absent.reason}"
+                gaps.append(ReportGap(claim, what, "let the decoder answer", of_proof=True))
     return gaps
 
 
-def _why_claim_undecided(verdicts: Sequence[Mapping[str, Any]]) -> str:
+def _absent_verdict(verdicts: Sequence[Mapping[str, Any]]) -> Absent | None:
+    """Why none of ``verdicts`` decides; None if one does."""
     if not verdicts:
-        return "no verdict was given"
+        return Absent("no verdict was given")
     open_ones = [verdict for verdict in verdicts if _is_open(verdict)]
     if len(open_ones) < len(verdicts):
-        return ""
-    return f"{open_ones[0]['verdict']} ({open_ones[0].get('refused') or open_ones[0]['reason']})"
+        return None
+    return Absent(f"{open_ones[0]['verdict']} ({open_ones[0].get('refused') or open_ones[0]['reason']})")
 
 
 def _is_open(verdict: Mapping[str, Any]) -> bool:
@@ -277,34 +291,24 @@ def _is_open(verdict: Mapping[str, Any]) -> bool:
     return refused or verdict["verdict"] == "unmeasured"
 
 
-def unmet_requirements(report: Report, register: Mapping[str, Claim]) -> list[str]:
-    """One sentence for each unmet requirement. ``register`` is the register of the run."""
-    settings, reasons = report["settings"], []
+def _unmet_requirements(report: Report, register: Mapping[str, Claim]) -> Iterator[ReportGap]:
+    """What options require of the whole run, and it lacks."""
+    settings = report["settings"]
     if any(entry["outcome"] in ("added", "changed") for entry in report["goldens"]):
-        reasons.append("goldens updated, read the diff and run again")
+        yield ReportGap("goldens updated", "read the diff and run again")
     decided = {register[claim["id"]].requires for claim in report["claims"] if claim["verdict"] not in UNDECIDED}
     compared = any(entry["expected"] is not None for entry in report["known"])
     if compared or any(entry["outcome"] == "read" for entry in report["goldens"]):
         decided |= {"golden"}  # type: ignore[arg-type]  # a word of --emad-require, of no claim
     for word in sorted(set(settings["require"]) - decided):
-        reasons.append(f"--emad-require {word}: no claim that needs it was decided in this run")
-    if (
-        settings["gate"] == "known"
-        and not settings["update_golden"]
-        and (reason := no_comparison_failure_reason(report["known"]))
-    ):
-        reasons.append(reason)
-    return [*reasons, *_deselected_gates(report, register)]
-
-
-def _deselected_gates(report: Report, register: Mapping[str, Claim]) -> Iterator[str]:
-    """One sentence for each gate that was never evaluated, which ``--emad-require`` forbids."""
-    settings = report["settings"]
+        yield ReportGap(f"--emad-require {word}", "no claim that needs it was decided in this run")
+    if settings["gate"] == "known" and not settings["update_golden"] and (absent := absent_comparison(report["known"])):
+        yield ReportGap("gate known", absent.reason)
     left = dict.fromkeys(entry["claim"] for entry in report["deselected"] if entry["why"] == LEFT_OUT)
     for name in left:
         row = register.get(name)
         if row is not None and row.requires in settings["require"] and row.is_gating(settings["gate_claims"]):
-            yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"
+            yield ReportGap(f"--emad-require {row.requires}", f"{name} gates, and was {LEFT_OUT}")
 
 
 def is_partial_run(report: Report) -> bool:
@@ -321,31 +325,30 @@ def find_gating_claim_gaps(report: Report, register: Mapping[str, Claim]) -> lis
     chosen, gaps = report["settings"]["gate_claims"], {}
     for entry in report["tests"]:
         row = register.get(entry.get("claim", ""))
-        if row is not None and row.is_gating(chosen) and (why := _why_test_undecided(entry)):
+        if row is not None and row.is_gating(chosen) and (absent := _absent_decision(entry)):
             name = row.id if row.id in DECIDING_TESTS else entry["shipped"]
-            parameters = _parameters_text([entry["nodeid"]])
-            gaps[name, why] = ReportGap(name, f"{row.id} gates, and is not decided: {why}{parameters}", "let it run")
+            what = f"{row.id} gates, and is not decided: {absent.reason}{_parameters_text([entry['nodeid']])}"
+            gaps[name, absent] = ReportGap(name, what, "let it run")
     return list(gaps.values())
 
 
-def undecided_failure_reasons_and_gaps(
-    report: Report, shipped: Sequence[str], register: Mapping[str, Claim]
-) -> tuple[list[str], list[ReportGap]]:
-    """(Reasons for which undecided parts fail the run, gaps). ``gaps`` includes waived ones.
+def find_missing(report: Report, shipped: Sequence[str], register: Mapping[str, Claim]) -> list[ReportGap]:
+    """Everything that the run lacks, waived gaps included; of an unfinished run, only what options require.
 
     ``shipped``: names of the tests that this version ships. ``register``: of the run, for its gates.
     """
-    waivers = [waiver["of"] for waiver in report["waivers"]]
-    tier, expected = report["settings"]["tier"], report["settings"]["expect_decoder"]
-    gaps = find_gaps(report, report["run"]["asked"], shipped, tier=tier)
-    partial = is_partial_run(report)  # then only the wrong decoder is a fault
-    reasons = format_gaps(gap for gap in gaps if not is_waived(gap, waivers) and (gap.of == DECODER or not partial))
-    if partial or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
-        gates = find_gating_claim_gaps(report, register)
-        gaps = [*gaps, *gates]
-        reasons += [str(gap) for gap in gates if not is_waived(gap, waivers)]
-    if tier is not None:
-        reasons += find_tier_shortfalls(report, tier)
-    if expected is not None and (problem := wrong_decoder_message(report, expected)):
-        reasons.append(f"--emad-expect-decoder {expected}: {problem}")
-    return reasons, gaps
+    missing = list(_unmet_requirements(report, register))
+    if report["state"] != "complete":
+        return missing
+    settings = report["settings"]
+    missing += find_gaps(report, report["run"]["asked"], shipped, tier=settings["tier"])
+    if is_partial_run(report) or not report["decoder"]["foreign"]:  # otherwise the test is a gap already
+        missing += find_gating_claim_gaps(report, register)
+    missing += find_tier_gaps(report, settings["tier"])
+    return missing + find_wrong_decoder(report, settings["expect_decoder"], "--emad-expect-decoder")
+
+
+def unexcused_gaps(report: Report, gaps: Iterable[ReportGap]) -> list[ReportGap]:
+    """Those of ``gaps`` that fail the run: not waived, and none that only a proof must close in a typed part."""
+    waivers, partial = [waiver["of"] for waiver in report["waivers"]], is_partial_run(report)
+    return [gap for gap in gaps if not is_waived(gap, waivers) and not (partial and gap.of_proof)]

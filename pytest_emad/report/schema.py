@@ -10,7 +10,7 @@
                 says of its model
     settings    {option: value}                            provenance  {versions, commit, platform, device, …}
     models      [{"name", facts …}]                        goldens     [{"id", "outcome"}]
-    points      [{"name", …}], see ``tables.operating_point_rows``   notes       [sentence]
+    points      [{"name", "digest", …}], see ``tables.operating_point_rows``   notes       [sentence]
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that
                 gave it; "fails": whether gate and options make it fail that test. May say "refused": why the decoder,
                 not the model or the text, left the claim undecided. "deciding": index in "legs", or null; "point",
@@ -18,17 +18,20 @@
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: its name in ``figures.FIGURES``}]
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "claim" of a test of one;
+                "crash": "file:line" where a failed one raised;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
                 that the decoder declined as a whole
-    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first;
+    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first; of a failed one
+                "complaint", the detail without counts, and "cause", the requirement that it missed;
                 "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input,
                 or {"case", "steps", "requests"}; a server's requests have "curl" commands
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
     deselected  [{"nodeid", "shipped", "claim"? of the test, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
-    known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
+    known       [{"claim", "model", "expected", "outcomes" that pass, "changed", "why"}]: the verdicts beside the
+                record
     tier        {"offered", "live": counts by model}, see ``tiers``
 
 Raise ``REPORT.schema`` with any change of this form. This module needs no model, torch or extra.
@@ -66,7 +69,7 @@ class BadReport(EmadError):
 
 
 REPORT = FileFormat(
-    "report", 4, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
+    "report", 5, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
 )
 
 

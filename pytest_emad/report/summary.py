@@ -198,23 +198,22 @@ def _broken_tests(report: Report) -> list[FailedTest]:
     ]
 
 
-_COMPARED = re.compile(r" \([^()]*\bcompared\b[^()]*\)$")  # amount that an audit read
-_NUMBER = re.compile(r"\d[\d.e+-]*|\binf\b")
-
-
 def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
     """For each cause of failed tests: their number, the audits that refuted the decoder, the first finding.
 
-    Two tests have one cause if their findings differ only in numbers and before the last colon.
+    Two tests have one cause if one requirement of the audits refuted both (``Finding.cause``), or, without an audit, if
+    both raised at one place. A test without either is its own cause.
     """
     refuted = {audit["test"]: audit for audit in reversed(report["audits"]) if audit["passed"] is False}
     causes: dict[str, list[str]] = {}
     audits: dict[str, list[str]] = {}
     for test in broken:
         audit = refuted.get(test["nodeid"])
-        found = audit["detail"] if audit else test["reason"].partition("\n")[0].removeprefix("Failed: ")
-        found = _COMPARED.sub("", found)
-        cause = _NUMBER.sub("#", found.rpartition(": ")[2])
+        if audit:
+            found, cause = audit.get("complaint") or audit["detail"], audit.get("cause") or audit["check"]
+        else:
+            found = test["reason"].partition("\n")[0].removeprefix("Failed: ")
+            cause = test.get("crash") or test["nodeid"]
         causes.setdefault(cause, []).append(found)
         audits.setdefault(cause, []).extend([audit["check"]] if audit else [])
     for cause, found in causes.items():

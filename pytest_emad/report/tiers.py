@@ -200,11 +200,11 @@ def live_answer_counts_by_model(report: Report) -> dict[str, dict[str, Any]]:
 
 
 def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
-    """One sentence for each shortfall of ``report`` at ``tier``; none if it is judged at ``tier``."""
+    """What ``report`` lacks of ``tier``, one sentence each; none if it is judged at ``tier``."""
     providers = report["decoder"]["providers"]
     if tier not in (reached := offered_tiers(report)):
         missing = [TIERS[name].feature for name in included_tiers(tier) if name not in reached]
-        yield f"tier {tier}: the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
+        yield f"the decoder never answered {', '.join(missing)}; its tier is {reached[-1]}"
     declined = OPTIONAL.keys() & declined_features(providers)
     if not any(provider["foreign"] for provider in providers):
         declined |= {STREAMING, CONCURRENCY}  # the reference decoder does not stream, and takes one request at a time
@@ -216,15 +216,15 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
             if test in free:
                 continue
             if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
-                yield f"tier {tier}: {test}{f' [{case}]' if case else ''} is not live for {model}"
+                yield f"{test}{f' [{case}]' if case else ''} is not live for {model}"
         found = counts.get(model, {})
         for name, least in ((name, n) for each in included_tiers(tier) for name, n in TIERS[each].promise.items()):
             value = found.get(name, 0)
             reached_count = len(value) if isinstance(value, list) else value
             if reached_count < least and name not in free:
-                yield f"tier {tier} promises {name}={least} for {model}, but {reached_count} were live"
+                yield f"it promises {name}={least} for {model}, but {reached_count} were live"
         if 1 not in found.get("prompt_lengths", (1,)):
-            yield f"tier {tier}: no prompt of a single token was live for {model}"
+            yield f"no prompt of a single token was live for {model}"
 
 
 def _is_live(entry: Mapping[str, Any]) -> bool:

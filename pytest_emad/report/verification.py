@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pytest_emad.report.deselection import is_in_selection
-from pytest_emad.report.gaps import find_gaps, format_gaps, is_waived, wrong_decoder_message
+from pytest_emad.report.gaps import find_gaps, find_tier_gaps, find_wrong_decoder, format_gaps, is_waived
 from pytest_emad.report.schema import Report
-from pytest_emad.report.tiers import UNANSWERED_PAIRS, find_tier_shortfalls
+from pytest_emad.report.tiers import UNANSWERED_PAIRS
 from pytest_emad.statistics.verdicts import load_register
 
 FAILED = ("failed", "error")
@@ -214,12 +214,13 @@ def find_proof_shortfalls(
         if audit["passed"] is None and audit.get("live", {}).get(UNANSWERED_PAIRS):
             yield f"{audit['test']}: {audit['detail']}"
     yield from (sentence for sentence in find_contradictions(report) if sentence not in run["failures"])
-    if decoder is not None and (judged := wrong_decoder_message(report, decoder)):
-        yield f"decoder={decoder!r} was required, but {judged}"
-    waivers = [waiver["of"] for waiver in report["waivers"]]
-    if (tier := tier or report["settings"]["tier"]) is not None:
-        yield from (sentence for sentence in find_tier_shortfalls(report, tier) if sentence not in run["failures"])
+    tier = tier or report["settings"]["tier"]
     required = list(dict.fromkeys([*run["asked"], *selection]))
-    # the strict rules include the reference decoder: a run may omit tests, a proof may not
-    found = find_gaps(report, required, shipped, always=True, tier=None if selection else tier)
-    yield from format_gaps(gap for gap in found if not is_waived(gap, waivers))
+    missing = [
+        *find_wrong_decoder(report, decoder, "--require-decoder"),
+        *(gap for gap in find_tier_gaps(report, tier) if str(gap) not in run["failures"]),
+        # the strict rules include the reference decoder: a run may omit tests, a proof may not
+        *find_gaps(report, required, shipped, always=True, tier=None if selection else tier),
+    ]
+    waivers = [waiver["of"] for waiver in report["waivers"]]
+    yield from format_gaps(gap for gap in missing if not is_waived(gap, waivers))

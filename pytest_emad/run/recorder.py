@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from emad_ref.absent import reason_if_absent
 from emad_ref.errors import BadArgument
 from pytest_emad.run.options import RunSettings
 from pytest_emad.statistics.gate import build_gate_messages
@@ -121,11 +122,11 @@ class Recorder:
         """Record an operating point for the summary; keys as ``report.tables.operating_point_rows`` reads them.
 
         Raises:
-            BadArgument: no ``model`` or ``name``; or a value JSON cannot hold, NaN and infinity included.
+            BadArgument: no ``model``, ``name`` or ``digest``; or a value JSON cannot hold, NaN and infinity included.
         """
-        for key in ("model", "name"):
+        for key in ("model", "name", "digest"):
             if not values.get(key):
-                raise BadArgument(f"point[{key!r}]", values.get(key), "the name it is reported under")
+                raise BadArgument(f"point[{key!r}]", values.get(key), "a text that is not empty")
         self._add(POINT, dict(values))
 
     def record_model(self, facts: Mapping[str, Any]) -> None:
@@ -171,6 +172,8 @@ class Recorder:
                 "ties": int(finding.ties),
             }
             | ({"model": self._model, "live": dict(finding.live)} if finding.live else {})
+            | ({"complaint": finding.complaint} if finding.complaint else {})
+            | ({"cause": finding.cause} if finding.cause else {})
             | ({} if finding.sample is None else {"sample": dict(finding.sample)}),
         )
 
@@ -261,7 +264,7 @@ def decide_and_record_claim(
         record.record_claim(asked.unmeasured(f"not decided: {refuted}"), evidence.corpus, evidence.fingerprint)
         pytest.fail(f"{claim} is not decided: {refuted}", pytrace=False)
     record.record_tables_points_notes(evidence.name, answer.attachments)
-    record.record_claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)
+    record.record_claim(answer.verdict, answer.corpus, answer.fingerprint, reason_if_absent(answer.refused))
 
 
 def _strict_json(name: str, value: object) -> str:

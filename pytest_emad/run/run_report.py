@@ -78,10 +78,10 @@ RAN_KEY = "ran"  # key of a model: the implementation of its steps, if that is m
 
 
 def upsert_point_row(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
-    """Add a row of a point, or complete the row of the same model and name, since several tests measure one point."""
+    """Add a row of a point, or complete the row of the same model and point, since several tests measure one point."""
     present = {key: value for key, value in values.items() if value is not None}
     for row in points:
-        if (row["model"], row["name"]) == (values["model"], values["name"]):
+        if (row["model"], row["digest"]) == (values["model"], values["digest"]):
             row |= present
             return
     points.append(dict(values))
@@ -138,6 +138,7 @@ class RunRecord:
         entry["duration_s"] = round(entry["duration_s"] + getattr(report, "duration", 0.0), 6)
         if TEST_OUTCOMES.index(outcome) > TEST_OUTCOMES.index(entry["outcome"]):
             entry |= {"outcome": outcome, "kind": getattr(report, KIND, ""), "reason": reason[:MAX_REASON_LENGTH]}
+            entry |= _crash_place(report)
             if (declined := getattr(report, FEATURES, None)) is not None:
                 entry["features"] = declined
         if isinstance(report, pytest.TestReport):
@@ -236,15 +237,15 @@ class RunRecord:
 
         self.failures += find_contradictions(self.build_report(exit_status))
 
-    def fail_on_undecided_tests(self, exit_status: int) -> None:
-        """Fail the run for requested tests that the decoder under test left undecided, unless waived."""
-        from pytest_emad.report.gaps import is_waived, undecided_failure_reasons_and_gaps  # only on demand
+    def fail_on_missing(self, exit_status: int) -> None:
+        """Fail the run for what it lacks: undecided tests and claims, unless waived, and what options require."""
+        from pytest_emad.report.gaps import find_missing, format_gaps, is_waived, unexcused_gaps  # only on demand
 
-        shipped, register = environment.all_shipped_test_names(), load_claims_register(self.config)
-        reasons, gaps = undecided_failure_reasons_and_gaps(self.build_report(exit_status), shipped, register)
-        self.failures += reasons
+        report = self.build_report(exit_status)
+        missing = find_missing(report, environment.all_shipped_test_names(), load_claims_register(self.config))
+        self.failures += format_gaps(unexcused_gaps(report, missing))
         for waiver in self.waivers:
-            waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in gaps)
+            waiver["needed"] = any(is_waived(gap, [waiver["of"]]) for gap in missing)
 
     def build_report(self, exit_status: int | None) -> dict[str, Any]:
         """The current content of ``report.json`` (``report.schema``). A model without a record is listed by name."""
@@ -332,6 +333,12 @@ def _test_entry(nodeid: str, shipped: str | None) -> dict[str, Any]:
         "reason": "",
         "duration_s": 0.0,
     }
+
+
+def _crash_place(report: pytest.TestReport | pytest.CollectReport) -> dict[str, str]:
+    """``{"crash": "file:line"}``, where a failed phase raised; empty if it failed without a traceback."""
+    crash = getattr(report.longrepr, "reprcrash", None) if report.failed else None
+    return {} if crash is None else {"crash": f"{crash.path}:{crash.lineno}"}
 
 
 def _phase_outcome(report: pytest.TestReport | pytest.CollectReport) -> tuple[Outcome, str]:
@@ -472,17 +479,10 @@ class ReportPlugin:
         if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.is_plugin_run:
             # pytest.exit(returncode=0) from any code: a stopped run has not passed
             session.exitstatus = pytest.ExitCode.INTERRUPTED
-        gate = self.settings.gating
-        if (self.run.has_records or gate.require) and self.run.state != "usage error":
-            from pytest_emad.report.gaps import unmet_requirements  # only on demand
-
-            self.run.failures += unmet_requirements(
-                self.run.build_report(int(session.exitstatus)), load_claims_register(self.config)
-            )
         if self.run.state != "usage error" and self.run.is_plugin_run:
             self.run.fail_on_report_inconsistencies(int(session.exitstatus))
-        if self.run.state == "complete" and self.run.is_plugin_run:
-            self.run.fail_on_undecided_tests(int(session.exitstatus))
+        if self.run.state != "usage error" and (self.run.is_plugin_run or self.settings.gating.require):
+            self.run.fail_on_missing(int(session.exitstatus))
         status = int(session.exitstatus)
         if self.run.failures and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import EmadError
 from emad_ref.workers import child_process
 from pytest_emad.remote.address import ServerAddress, UrlAddress
@@ -54,23 +55,24 @@ def make_subprocess_runner(config: pytest.Config) -> SubprocessRunner:
     """Make a runner that starts replicates of this run in fresh processes, or has the reason why it cannot."""
     from pytest_emad.measurements.run_resources import SubprocessRunner
 
-    if without := _obstacle(config):
-        return SubprocessRunner(without=without)
+    if absent := _absent_process(config):
+        return SubprocessRunner(absent)
     return SubprocessRunner(partial(_start_replicate, config), allowed_s=get_run_settings(config).process_timeout)
 
 
-def _obstacle(config: pytest.Config) -> str:
-    """Reason why a new process cannot have the same decoder; "" if it can."""
+def _absent_process(config: pytest.Config) -> Absent | None:
+    """Why a new process cannot have the same decoder; None if it can."""
     decoder = get_run_settings(config).decoder
     if hasattr(config, "workerinput"):
-        return "this is a worker of pytest-xdist; with -n 0 the run starts fresh processes"
+        return Absent("this is a worker of pytest-xdist; with -n 0 the run starts fresh processes")
     if isinstance(decoder, ServerAddress | UrlAddress):
-        return f"the decoder at {decoder} is one running process; with exec: each fresh process starts its own"
+        one = f"the decoder at {decoder} is one running process"
+        return Absent(f"{one}; with exec: each fresh process starts its own")
     if any(not isinstance(plugin, str) for plugin in config.invocation_params.plugins or ()):
-        return "pytest was called with plugin objects, which cannot be passed to another process"
+        return Absent("pytest was called with plugin objects, which cannot be passed to another process")
     if config.stash.get(_INITIAL_PROVIDERS, None) != _provider_names(config):
-        return "the decoder's provider is loaded during collection; load it by a root conftest.py or -p"
-    return ""
+        return Absent("the decoder's provider is loaded during collection; load it by a root conftest.py or -p")
+    return None
 
 
 def _start_replicate(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:

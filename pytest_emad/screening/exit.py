@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from emad_ref.absent import Absent
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.calibration.lens_files import (
     PAIR_NAME,
     FittedLens,
@@ -78,10 +78,11 @@ class Exit:
         lossy = None if isinstance(self.lossy, Absent) else self.lossy
         if lossy is not None:
             self._require_own(lossy)
-        named = None if self.guarantee is None else self.guarantee.chosen
-        if named is not None and (lossy is None or named != lossy.name):
-            lossy_name = None if lossy is None else lossy.name
-            raise BadArgument("exit.guarantee.chosen", named, f"{lossy_name!r}, the point that is recommended")
+        if self.guarantee is not None and self.guarantee.chosen_point is not None:
+            own = None if lossy is None else lossy.digest
+            if self.guarantee.chosen_point != own:
+                expected = f"{None if lossy is None else lossy.name!r}, the point that is recommended"
+                raise BadArgument("exit.guarantee.chosen", self.guarantee.chosen, expected)
         if self.drafting is not None:
             self.drafting.require_fits_model(self.fitted.lens.layers)
             self._require_lens("drafting", self.drafting.lens, self.spoken)
@@ -138,7 +139,7 @@ class BadExit(EmadError):
     """Raised for a file that is not an exit as ``save_exit`` writes it."""
 
 
-EXIT = FileFormat("exit", 4, "screen the model again with `emad screen`", BadExit)
+EXIT = FileFormat("exit", 5, "screen the model again with `emad screen`", BadExit)
 
 
 def save_exit(path: Path, learned: Exit) -> None:
@@ -147,7 +148,7 @@ def save_exit(path: Path, learned: Exit) -> None:
     about = {
         "lens": lens,
         "lossy": None if isinstance(learned.lossy, Absent) else json_fields.point_to_json(learned.lossy),
-        "why_none": learned.lossy.reason if isinstance(learned.lossy, Absent) else "",
+        "why_none": reason_if_absent(learned.lossy),
         "leave_early": learned.leave_early,
         "guarantee": None if learned.guarantee is None else learned.guarantee.to_json(),
         "drafting": None if learned.drafting is None else _drafting_json(learned.drafting, tensors),

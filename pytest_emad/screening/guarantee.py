@@ -100,11 +100,15 @@ ERROR = 0.05  # ε
 
 
 class ThresholdTest(NamedTuple):
-    """A tested threshold: its name, its mean loss over documents, and the p-value of "the risk exceeds δ"."""
+    """A tested threshold: its name, its mean loss over documents, and the p-value of "the risk exceeds δ".
+
+    ``point``: ``OperatingPoint.digest`` of the threshold's point; "" of thresholds that belong to none.
+    """
 
     name: str
     loss: float
     p: float
+    point: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,11 @@ class Guarantee:
     def chosen(self) -> str | None:
         """Name of the chosen threshold; None: full depth."""
         return None if self.passed is None else self.tested[self.passed].name
+
+    @property
+    def chosen_point(self) -> str | None:
+        """Digest of the chosen threshold's point; None: full depth."""
+        return None if self.passed is None else self.tested[self.passed].point
 
     @property
     def statement(self) -> str:
@@ -185,6 +194,7 @@ def certify_losses(
     kind: LossCapAndRisk = EXCESS,
     *,
     text: str,
+    digests: Sequence[str] = (),
     risk: float | None = None,
     error: float = ERROR,
     seed: int = 0,
@@ -196,6 +206,7 @@ def certify_losses(
             the gate or the grid.
         names: of each λ, strict to loose (``require_strict_to_loose``), in an order fixed before losses were seen.
         text: a description of these documents.
+        digests: of the points of these thresholds, if they have points.
         risk: δ in the unit of ``kind``, its own by default.
         error: ε.
         seed: of the simulations of ``power`` and ``needed``.
@@ -229,7 +240,9 @@ def certify_losses(
         error=error,
         documents=n,
         text=text,
-        tested=tuple(map(ThresholdTest, names[: walk.tested], mean.tolist(), p.tolist())),
+        tested=tuple(
+            map(ThresholdTest, names[: walk.tested], mean.tolist(), p.tolist(), digests or ("",) * len(names))
+        ),
         passed=walk.index,
         capped=float((values[:, last] >= kind.cap).mean()),
         power=simulate_certification_power(shares[:, :1], n, tolerance, error, seed=seed),

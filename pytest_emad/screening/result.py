@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emad_ref.absent import Absent
+from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.profile import library_versions
 from emad_ref.models.loading import LoadedModel
@@ -82,7 +82,7 @@ def recommend(
     decoded: Sequence[SelectedPoint],
     within_reach: Sequence[SelectionRow],
     rise: float,
-    inconclusive: str,
+    inconclusive: Absent | None,
     documents: int,
     times: Mapping[OperatingPoint, CandidateTime],
     own_text: Sequence[OwnText],
@@ -92,12 +92,12 @@ def recommend(
     Leaving early at it is advised only if ``times`` shows it to be faster than full depth, and ``own_text`` does not
     show that it loses more than ``rise`` there.
 
-    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: reason
-    why so little text allows no recommendation, or "". ``documents``: of evaluation. With ``MIN_DOCUMENTS`` or more,
-    the text may say that further documents would not change the result.
+    ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: why
+    so little text allows no recommendation (``traces.absent_text``). ``documents``: of evaluation. With
+    ``MIN_DOCUMENTS`` or more, the text may say that further documents would not change the result.
     """
     if inconclusive and documents < MIN_DOCUMENTS:
-        return _no_exit(inconclusive)
+        return _no_exit(inconclusive.reason)
     most = largest_headroom(oracles, rise)
     oracle = f"{_share_text(most.net, most.low, most.high)} at {rise:.1%} more perplexity"
     if most.net <= WORTHLESS_SAVING:
@@ -113,14 +113,14 @@ def recommend(
         return _no_exit(f"{_never_worth_it(best, rise, documents)}; {knew}")
     room = f"{knew}, ours {'nothing' if best is None else 'at most ' + _saving_text(best.net)}"
     if inconclusive:
-        return _no_exit(f"{inconclusive}; {room}")
+        return _no_exit(f"{inconclusive.reason}; {room}")
     if certification is None or not decoded:
         return _no_exit(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
     # tries the next point only if the one before is confirmed and saves too little, which rules out lucky searches
-    confirmed = list(takewhile(lambda row: not _unconfirmed_reason(row, rise), decoded))
+    confirmed = list(takewhile(lambda row: not _absent_confirmation(row, rise), decoded))
     row = next((row for row in confirmed if row.net.low >= WORTH_SAVING), decoded[0])
-    if against := _unconfirmed_reason(row, rise) or _too_little_reason(row):
-        return _no_exit(f"{against}; {room}")
+    if against := _absent_confirmation(row, rise) or _absent_worth(row):
+        return _no_exit(f"{against.reason}; {room}")
     promise = certification.promise if certification.certified_point == row.point else None
     unpromised = (
         ""
@@ -140,7 +140,7 @@ def recommend(
         else f"leave early: {outcome}; {', '.join(trial.sentence for trial in tried)}"
     )
     return Recommendation(
-        row.point, promise, f"{advice}. {unpromised}{certification.promise.statement}", leave_early=not against
+        row.point, promise, f"{advice}. {unpromised}{certification.promise.statement}", leave_early=not failed
     )
 
 
@@ -169,25 +169,25 @@ def _trials(time: CandidateTime | None, written: OwnText | None) -> list[_Trial]
     return [clock, _Trial(not refuted, said)]
 
 
-def _unconfirmed_reason(row: SelectedPoint, rise: float) -> str:
-    """Why evaluation does not confirm a point; "" if it does."""
+def _absent_confirmation(row: SelectedPoint, rise: float) -> Absent | None:
+    """Why evaluation does not confirm a point; None if it does."""
     if row.rise.n < ENOUGH_DOCUMENTS:
-        return (
+        return Absent(
             f"inconclusive: {row.point.name} saves {_outcome_text(row)}, but on text worth "
             f"{row.rise.n} documents of one length; "
             f"{ENOUGH_DOCUMENTS} are the fewest to recommend on (more --documents)"
         )
     if row.rise.p_below > CONFIRMATION_LEVEL:
-        return f"evaluation does not confirm {row.point.name}: {_outcome_text(row)}, at most {rise:.1%} allowed"
-    return ""
+        said = f"evaluation does not confirm {row.point.name}: {_outcome_text(row)}, at most {rise:.1%} allowed"
+        return Absent(said)
+    return None
 
 
-def _too_little_reason(row: SelectedPoint) -> str:
-    """A sentence that a point saves too little; "" if it saves enough."""
-    worth = row.net.low >= WORTH_SAVING
-    return (
-        "" if worth else f"not worth it: {row.point.name} saves {_outcome_text(row)}, {WORTH_SAVING:.0%} is the least"
-    )
+def _absent_worth(row: SelectedPoint) -> Absent | None:
+    """Why a point is not worth it: it saves too little; None if it saves enough."""
+    if row.net.low >= WORTH_SAVING:
+        return None
+    return Absent(f"not worth it: {row.point.name} saves {_outcome_text(row)}, {WORTH_SAVING:.0%} is the least")
 
 
 def _never_worth_it(best: SelectedPoint | None, rise: float, documents: int) -> str:
@@ -297,7 +297,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
 def _drafts_json(drafts: SelfDraftingResult) -> dict[str, Any]:
     way = drafts.best
     return {
-        "why_none": drafts.drafting.reason if isinstance(drafts.drafting, Absent) else "",
+        "why_none": reason_if_absent(drafts.drafting),
         "layer": None if way is None else way.layer,
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.uses_gate,

@@ -60,11 +60,11 @@ from pytest_emad.screening.timing import (
 from pytest_emad.screening.traces import (
     TextSplits,
     TextTracesByReadout,
+    absent_text,
     fit_lens_and_gate,
     layers_to_read,
     read_text_splits,
     take_text_traces_by_readout,
-    too_little_text_reason,
 )
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     result = run_screening_phases(model, settings, progress=progress)
-    few, documents = too_little_text_reason(result.texts), result.evaluated.text.n_documents
+    few, documents = absent_text(result.texts), result.evaluated.text.n_documents
     recommendation = recommend(
         result.slack,
         result.certified,

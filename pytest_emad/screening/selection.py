@@ -411,8 +411,7 @@ def candidate_points_up_to_best(
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [chooser.loosest_point(dial, share * rise) for share in STRICTNESS]
-    by_name = {point.name: point_with_translated_kv(point, states) for point in points if point is not None}
-    return list(by_name.values())  # settings with one name count once
+    return [point_with_translated_kv(point, states) for point in dict.fromkeys(points) if point is not None]
 
 
 def point_with_translated_kv(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
@@ -469,8 +468,10 @@ def certify_points(
         if bounds[-1] > settings.rise and risk_p_values(excess, risk)[-1] > ERROR:
             break  # nor is a looser one, so the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
-    names = [point.name for point in tried]
-    promise = certify_losses(excess, names, EXCESS, text=settings.text_description, risk=risk, seed=settings.seed)
+    names, digests = [point.name for point in tried], [point.digest for point in tried]
+    promise = certify_losses(
+        excess, names, EXCESS, text=settings.text_description, digests=digests, risk=risk, seed=settings.seed
+    )
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = tried[max(within)] if within else None
     certification = Certification(family, tuple(tried), np.array(bounds), saved, chosen, promise, None)

@@ -17,6 +17,7 @@ from typing import TextIO
 import numpy as np
 from tqdm import tqdm
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.cached_lens import fit_lens_from_cache
 from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.lens_fit import LensPlan, held_out_windows
@@ -159,13 +160,13 @@ def _with_progress(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterato
         bar.update()
 
 
-def too_little_text_reason(texts: TextSplits) -> str:
-    """Reason why so little text allows no recommendation; "" if there is enough."""
+def absent_text(texts: TextSplits) -> Absent | None:
+    """Why so little text allows no recommendation; None if there is enough."""
     for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
         if text.n_documents < MIN_DOCUMENTS:
             least = f"{MIN_DOCUMENTS} are the fewest that say anything"
-            return f"inconclusive: {text.n_documents} documents to {purpose} on, {least}"
-    return ""
+            return Absent(f"inconclusive: {text.n_documents} documents to {purpose} on, {least}")
+    return None
 
 
 LENS_STEPS = 400  # steps that refine the closed form: held-out divergences are below those of 800 from the identity

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 from pytest_emad.statistics.estimate import Estimate, fieller_interval, positive_mean_pvalue
@@ -312,7 +313,7 @@ class TaskAccuracy:
         BadArgument: a guess or a saving that is no share.
 
     >>> none_right = ByItem.from_independent_items(np.zeros(4, dtype=bool))
-    >>> TaskAccuracy(none_right, none_right, guess=0.25, saving=0.004).exclusion_reason
+    >>> TaskAccuracy(none_right, none_right, guess=0.25, saving=0.004).exclusion.reason
     'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
     """
 
@@ -345,11 +346,11 @@ class TaskAccuracy:
 
     @property
     def is_counted(self) -> bool:
-        return not self.exclusion_reason
+        return self.exclusion is None
 
     @cached_property
-    def exclusion_reason(self) -> str:
-        """Why the task does not count, in a few words with the numbers; empty if it counts."""
+    def exclusion(self) -> Absent | None:
+        """Why the task does not count, in a few words with the numbers; None if it counts."""
         full, _ = self.accuracies
         reasons = []
         if not self.is_above_guessing:
@@ -357,7 +358,7 @@ class TaskAccuracy:
         if not self.has_sufficient_saving:
             verb = "saves" if self.saving >= 0 else "probing costs"
             reasons.append(f"not exercised: {verb} {100 * abs(self.saving):.1f} %")
-        return "; ".join(reasons)
+        return Absent("; ".join(reasons), "premise") if reasons else None
 
 
 def guessing_pvalue(right: ByItem, guess: float) -> float:

@@ -42,6 +42,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from emad_ref.absent import Absent
 from emad_ref.errors import EmadError, is_whole
 from emad_ref.files import BadFile, read_bytes, read_json, write_atomically
 from pytest_emad.statistics.verdicts import OUTCOMES, Claim, Verdict, load_register
@@ -275,6 +276,7 @@ class VerdictRecordComparison:
             "claim": self.verdict.id,
             "model": self.verdict.model,
             "expected": expectation_of_point_values,
+            "outcomes": [] if self.expected is None else sorted(self.expected.outcomes),
             "changed": changed,
             "why": self.why,
         }
@@ -310,7 +312,7 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
 
     compared = [row for row in rows if row["expected"] is not None]
     changed = [row for row in compared if row["changed"]]
-    loose = [row for row in compared if row["expected"].startswith(SEED_DEPENDENT)]
+    loose = [row for row in compared if len(row["outcomes"]) > 1]
     changes = f", {len(changed)} changed: {listed(changed)}" if changed else ""
     lines = [f"{len(compared)} verdicts compared with the record: {len(compared) - len(changed)} as recorded{changes}"]
     if loose:
@@ -321,14 +323,11 @@ def format_comparison_summary(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def no_comparison_failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Reason why a run without comparisons fails; empty if it compared some, or judged no claim."""
+def absent_comparison(rows: Sequence[Mapping[str, Any]]) -> Absent | None:
+    """Why a run without comparisons fails; None if it compared some, or judged no claim."""
     if not rows or any(row["expected"] is not None for row in rows):
-        return ""
-    return (
-        "gate known: nothing was compared, no verdict on record is about these models, corpora, budget, seed and "
-        "options"
-    )
+        return None
+    return Absent("nothing was compared, no verdict on record is about these models, corpora, budget, seed and options")
 
 
 INDEX = "index.json"

@@ -117,6 +117,8 @@ class LegTest:
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
     ``worst``       assumed loss of an unseen document in nats per token; 0: none.
     ``cannot_survive``  reason why the leg stays open where its value would let it survive; "": none.
+    ``describe_open``   whether the leg would be falsified alone → (reason, remedy, ``enough``) of an open leg, in place
+                   of those that follow from ``needed``.
     ``surely_fails``    reason why the leg is falsified without Holm's correction where it would be open; "": none.
     """
 
@@ -129,6 +131,7 @@ class LegTest:
     worst: float = 0.0
     cannot_survive: str = ""
     surely_fails: str = ""
+    describe_open: Callable[[bool], tuple[str, str, int | None]] | None = None
 
 
 def build_leg_test(
@@ -221,6 +224,9 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     leg = test.leg
     assert leg.p_falsify is not None
     assert leg.p_survive is not None
+    if test.describe_open is not None:
+        reason, remedy, number = test.describe_open(leg.p_falsify <= LEVEL)
+        return replace(leg, reason=reason, remedy=remedy, enough=number)
     if leg.p_falsify == leg.p_survive == 1:
         return leg  # a tie or a single unit; the reason names it, and no number of such units would decide
     falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling

@@ -89,7 +89,7 @@ class Leg:
     """One part of a verdict.
 
     ``name``       for readers; code asks ``point``, ``kind`` and ``on``.
-    ``point``      name of the operating point that it is about; "" none.
+    ``point``      ``OperatingPoint.digest`` of the point that it is about; "" none.
     ``kind``       what it measures there.
     ``on``         the corpus, task or baseline that it is about; the name itself, if neither point nor kind are given.
     ``interval``   two-sided 95 %, or None; ``reason`` then explains it if not obvious.

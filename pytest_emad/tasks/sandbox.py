@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Literal
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.workers.child_process import kill_process_tree
 from pytest_emad.tasks import sandbox_protocol
@@ -107,27 +108,29 @@ def check_program(
     Raises
     ------
     SandboxUnavailable
-        The program cannot be run like this, for the reason in ``sandbox_unavailable_reason()`` or another.
+        The program cannot be run like this, for the reason of ``absent_sandbox()`` or another.
     BadArgument
         The check sends the function other than plain values.
     """
-    if execution == "confined" and (reason := sandbox_unavailable_reason()):
-        raise SandboxUnavailable(reason)
+    if execution == "confined" and (absent := absent_sandbox()):
+        raise SandboxUnavailable(absent.reason)
     return _check(task, program, execution, seconds)
 
 
 @cache
-def sandbox_unavailable_reason() -> str:
-    """Reason why programs cannot be confined here, with the remedy; "" if they can."""
+def absent_sandbox() -> Absent | None:
+    """Why programs cannot be confined here, with the remedy; None if they can."""
     trial = FunctionCheckScript("f", "", "assert f(1) == 2")
     try:
         # a module that is not loaded yet, so that the library must be readable
         result = _check(trial, "import decimal\ndef f(a): return a + 1", "confined", TRIAL_S)
     except SandboxUnavailable as error:
-        return f"generated programs cannot be confined here ({error}); {REMEDY}"
+        return Absent(f"generated programs cannot be confined here ({error}); {REMEDY}")
     if result.outcome == "passed":
-        return ""
-    return f"generated programs cannot be confined here (trial run {result.outcome}: {result.message}); {REMEDY}"
+        return None
+    return Absent(
+        f"generated programs cannot be confined here (trial run {result.outcome}: {result.message}); {REMEDY}"
+    )
 
 
 def _check(task: FunctionCheckScript, source: str, execution: CodeExecution, seconds: float) -> SandboxResult:

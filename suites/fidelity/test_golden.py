@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from emad_ref.point import OperatingPoint
-from pytest_emad.audit.reference_logits import signal_noise_factor
 from pytest_emad.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
+from pytest_emad.audit.tolerances import signal_noise_factor
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.replay_and_flop_checks import ReplayValidity
 from pytest_emad.run.suite_support import AuditFindingGate

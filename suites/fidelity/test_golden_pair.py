@@ -11,6 +11,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.switching import SwitchingRule, switch
 from emad_ref.protocol import Prompt
 from pytest_emad.audit.token_comparison import GoldenTokens, emitted_depths, logit_margins, threshold_distances
+from pytest_emad.audit.tolerances import ROLLING_BITS_FACTOR
 from pytest_emad.measurements.pair_measurements import PairMeasurements
 from pytest_emad.measurements.pair_models import (
     SpeculativeDecoder,
@@ -23,7 +24,6 @@ from pytest_emad.run.suite_support import AuditFindingGate
 
 NEW, LENGTH, ROWS = 24, 8, 2
 RULE = SwitchingRule(threshold_bits=2.5, window=3, least_run=3)
-NOISE = 2.0  # of a rolling mean in bits, in multiples of a logit's tolerance: 1 / ln 2, and room
 DRAWN = "ead drawn"
 
 Taking = Callable[[PairMeasurements, Sequence[Prompt]], GoldenTokens]
@@ -57,8 +57,8 @@ def speculative_golden_tokens(pair: PairMeasurements, prompts: Sequence[Prompt])
 
 
 def self_drafted_golden_tokens(pair: PairMeasurements, prompts: Sequence[Prompt]) -> GoldenTokens:
-    if reason := pair.models.drafting_unavailable_reason:
-        pytest.skip(f"not applicable ({reason})")
+    if absent := pair.models.absent_drafting:
+        pytest.skip(f"not applicable ({absent.reason})")
     with pair.models.open_self_drafter(ROWS) as model:
         return verified_golden_tokens(
             make_self_speculative_decoder(model, pair.models.drafting_exit_layers[0]), model, prompts
@@ -93,5 +93,7 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: PairMeasurements, pair_audito
     def take() -> GoldenTokens:
         return PAIRED[kind](emad_pair, prompts)
 
-    if not pair_auditor.compare_with_golden(about, take, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
+    if not pair_auditor.compare_with_golden(
+        about, take, prompts, ROLLING_BITS_FACTOR, declared=declared, drawn=kind == DRAWN
+    ):
         pytest.skip("not applicable (no golden recorded)")

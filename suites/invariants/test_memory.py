@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_emad.audit.memory import MemoryReading, check_session_memory_leak
-from pytest_emad.benchmark.machine import live_tensor_bytes, memory_unreadable_reason, used_memory_bytes
+from pytest_emad.benchmark.machine import absent_memory, live_tensor_bytes, used_memory_bytes
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.run.suite_support import AuditFindingGate
 
@@ -23,8 +23,8 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
     subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
-    if reason := memory_unreadable_reason(subject.stepper.device):
-        pytest.skip(f"not applicable ({reason})")
+    if absent := absent_memory(subject.stepper.device):
+        pytest.skip(f"not applicable ({absent.reason})")
     token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window_size // 2
     tokens = min(math.ceil(SESSION / token), ROWS * longest)
     rows = math.ceil(tokens / longest)

@@ -60,8 +60,8 @@ def test_speculation_emits_what_its_verifier_would(
 def test_a_model_that_drafts_for_itself_emits_what_it_would(
     emad_pair: PairMeasurements, pair_auditor: AuditFindingGate
 ) -> None:
-    if reason := emad_pair.models.drafting_unavailable_reason:
-        pytest.skip(f"not applicable ({reason})")
+    if absent := emad_pair.models.absent_drafting:
+        pytest.skip(f"not applicable ({absent.reason})")
     with emad_pair.models.open_self_drafter(BESIDE) as model:
         decoders = [make_self_speculative_decoder(model, layer) for layer in emad_pair.models.drafting_exit_layers]
         require_same_emissions(emad_pair, pair_auditor, BESIDE, model, decoders)

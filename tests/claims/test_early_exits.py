@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import RunStopped
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
@@ -167,11 +168,11 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
 @pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
 def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
     found, decide = survives(claim), find_question_of_claim(claim).decide
-    told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
+    told = {"qa": Absent("not solved: full depth scores 0.100, an honest guess 0.200", "premise")}
     verdict = decide(having(found, unsolved=told), ee(claim))
     assert verdict.verdict == "survived"
     (leg,) = [leg for leg in verdict.legs if leg.name == "qa"]
-    assert (leg.outcome, leg.reason) == ("not applicable", told["qa"])
+    assert (leg.outcome, leg.reason) == ("not applicable", told["qa"].reason)
 
 
 def test_the_papers_formula_needs_no_items(made) -> None:
@@ -199,7 +200,7 @@ def having(found: Any, **facts: Any) -> Any:
 def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
     found, decide = survives(claim), find_question_of_claim(claim).decide
     assert decide(found, ee(claim)).verdict == "survived"
-    verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
+    verdict = decide(having(found, missing={"samsum": Absent("no file")}), ee(claim))
     assert verdict.verdict == "inconclusive"
     (leg,) = [leg for leg in verdict.legs if leg.name == "samsum"]
     assert (leg.outcome, leg.reason) == ("unmeasured", "no file")

@@ -152,7 +152,7 @@ def perplexity_leg(document: DocumentMembership, rates: np.ndarray, tokens: np.n
     columns = (rates * tokens, np.zeros(len(rates)), tokens)
     sums = tuple(ByDocument.from_summed_windows(column, document) for column in columns)
     return decide_adaptive_depth_on_int8(
-        Int8AdaptiveDepthEvidence((np.zeros(INT8_FED), 1e-4), "p", 0.5, sums), int8_context()
+        Int8AdaptiveDepthEvidence((np.zeros(INT8_FED), 1e-4), full_depth(4), 0.5, sums), int8_context()
     ).legs[-1]
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.point import full_depth
 from pytest_emad.claims import quality
@@ -49,7 +50,7 @@ def task(lost: int, n: int = 1000):
 
 def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=500, spread=0.002, items=1000) -> PointMeasurements:
     tasks = {f"task{i}": task(k, items) for i, k in enumerate(lost)}
-    return PointMeasurements(name, saves, {"world": corpus(rise, n, spread)}, tasks)
+    return PointMeasurements(name, name, saves, {"world": corpus(rise, n, spread)}, tasks)
 
 
 def f1(*points: PointMeasurements, claim=F1, other_legs=0, unmeasured=None, decide=quality.decide_quality) -> Verdict:
@@ -169,7 +170,7 @@ def test_one_document_with_most_of_the_tokens_is_told_and_decides_nothing():
     lost = ByDocument.from_whole_documents(2.1 * tokens)
     for arms in ((full, full), (lost, full)):
         verdict = f1(
-            PointMeasurements("p", 0.5, {"world": (*arms, ByDocument.from_whole_documents(tokens))}, point().tasks)
+            PointMeasurements("p", "p", 0.5, {"world": (*arms, ByDocument.from_whole_documents(tokens))}, point().tasks)
         )
         assert (verdict.verdict, verdict.n) == ("inconclusive", 2)
         said = (
@@ -186,7 +187,7 @@ def of_documents(each: np.ndarray) -> str:
     tokens = ByDocument.from_whole_documents(np.full(len(each), 100))
     full = ByDocument.from_whole_documents(200.0 + np.zeros(len(each)))
     (leg, *_) = f1(
-        PointMeasurements("p", 0.5, {"world": (full.with_values(200 + 100 * each), full, tokens)}, point().tasks)
+        PointMeasurements("p", "p", 0.5, {"world": (full.with_values(200 + 100 * each), full, tokens)}, point().tasks)
     ).legs
     return f"{leg.outcome}: {leg.reason}"
 
@@ -215,12 +216,12 @@ def test_a_rise_on_the_threshold_is_told_so_and_asks_for_nothing():
 
 @pytest.mark.parametrize("nats", [300.0, 800.0])
 def test_a_rise_of_hundreds_of_nats_is_falsified_with_a_finite_number(nats):
-    verdict = f1(PointMeasurements("p", 0.5, {"world": corpus(math.expm1(1.0), spread=0.1)}, point().tasks))
+    verdict = f1(PointMeasurements("p", "p", 0.5, {"world": corpus(math.expm1(1.0), spread=0.1)}, point().tasks))
     assert verdict.verdict == "falsified"
     tokens = ByDocument.from_whole_documents(np.full(400, 100))
     full = ByDocument.from_whole_documents(np.full(400, 200.0))
     steep = full.with_values(200 + 100 * (nats + noise(400)))
-    leg = f1(PointMeasurements("p", 0.5, {"world": (steep, full, tokens)}, point().tasks)).legs[0]
+    leg = f1(PointMeasurements("p", "p", 0.5, {"world": (steep, full, tokens)}, point().tasks)).legs[0]
     assert leg.outcome == "falsified"
     assert math.log1p(leg.estimate) == pytest.approx(min(nats, 700))
     assert ("800 nats per token" in leg.reason) == (nats == 800)
@@ -233,7 +234,7 @@ def test_a_loss_that_is_no_number_names_the_document(wrong):
     tokens = ByDocument.from_whole_documents(np.full(40, 100))
     broken = full.with_values(np.where(np.arange(40) == 17, wrong, 200.0))
     with pytest.raises(BadArgument, match=r"nll_candidate\[17\]=(nan|inf), but expected a finite number; look at doc"):
-        f1(PointMeasurements("p", 0.5, {"world": (broken, full, tokens)}, point().tasks))
+        f1(PointMeasurements("p", "p", 0.5, {"world": (broken, full, tokens)}, point().tasks))
 
 
 def test_a_task_below_the_minimum_of_items_shows_nothing():
@@ -329,7 +330,7 @@ def test_without_a_corpus_it_cannot_survive():
 def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
     tokens = ByDocument.from_whole_documents(np.full(400, 100))
     nll = ByDocument.from_whole_documents(2.0 * tokens.values)
-    verdict = f1(PointMeasurements("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
+    verdict = f1(PointMeasurements("p", "p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
     assert verdict.legs[0].interval is None
     assert "the same in each of 400 documents" in verdict.legs[0].reason
@@ -337,14 +338,14 @@ def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
 
 
 def test_an_unmeasured_task_is_a_leg_that_keeps_the_row_from_surviving():
-    told = f1(point(), unmeasured={"humaneval": "it runs generated programs"})
+    told = f1(point(), unmeasured={"humaneval": Absent("it runs generated programs")})
     assert told.verdict == "inconclusive"
     assert told.legs[:-1] == f1(point()).legs
     assert (told.legs[-1].name, told.legs[-1].outcome) == ("task humaneval", "unmeasured")
     assert told.legs[-1].reason == "it runs generated programs"
-    idle = f1(point(saves=0.1), unmeasured={"humaneval": "it runs generated programs"})
+    idle = f1(point(saves=0.1), unmeasured={"humaneval": Absent("it runs generated programs")})
     assert (idle.verdict, len(idle.legs)) == ("not applicable", 1)
-    assert f1(point(rise=0.05), unmeasured={"humaneval": "it runs generated programs"}).verdict == "falsified"
+    assert f1(point(rise=0.05), unmeasured={"humaneval": Absent("it runs generated programs")}).verdict == "falsified"
 
 
 # --- Holm, thresholds, the literal reading ------------------------------------------------------------------------
@@ -405,7 +406,7 @@ def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
 
 def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
     own, other = corpus(0.0), corpus(0.02)
-    held = PointMeasurements("p", 0.5, {"self": own}, point().tasks)
+    held = PointMeasurements("p", "p", 0.5, {"self": own}, point().tasks)
     asked = []
 
     def corpora(at):

@@ -13,7 +13,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Unsupported
 from pytest_emad.claims import ablations, entropy_premises, speedup
-from pytest_emad.claims.base import Answer, RunPlan, answer_question, decoder_unusable_reason, find_question_of_claim
+from pytest_emad.claims.base import Answer, RunPlan, absent_for_decoder, answer_question, find_question_of_claim
 from pytest_emad.claims.entropy_premises import EstimatorRankCorrelationEvidence
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.traces import EntropyEstimators
@@ -171,10 +171,10 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
 def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper) -> None:
     evidence = refuted(small_evidence(stepper))
     found = answered("EMAD-F1", evidence)
-    assert (found.verdict.verdict, found.refused) == ("not applicable", NOT_PREDICTED)
-    assert decoder_unusable_reason(small_evidence(stepper)) == ""
+    assert (found.verdict.verdict, found.refused.reason) == ("not applicable", NOT_PREDICTED)
+    assert absent_for_decoder(small_evidence(stepper)) is None
     evidence.loaded.trained = False
-    assert decoder_unusable_reason(evidence) == "", "the quality of random weights cannot be decided"
+    assert absent_for_decoder(evidence) is None, "the quality of random weights cannot be decided"
 
 
 def test_without_a_saving_of_its_own_no_foreign_profile_is_calibrated(stepper: Stepper) -> None:

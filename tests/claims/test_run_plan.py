@@ -44,7 +44,7 @@ def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
 
     found = answer_question(Question("EMAD-E5", "model", answer), Simulated(), context())
     assert found.verdict.verdict == "not applicable"
-    assert found.verdict.reason == found.refused == "only lowers depth"
+    assert found.verdict.reason == found.refused.reason == "only lowers depth"
     assert (found.corpus, found.fingerprint) == ("made up", "abc")
 
 
@@ -179,7 +179,7 @@ def test_a_claim_that_another_needs_is_decided_once_as_the_run_would_report_it(
 def test_a_refusal_is_decided_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal reaches the run and every claim that needs EMAD-F1: the decoder declined."""
     decided, plan, model = counting(monkeypatch, "only lowers depth"), RunPlan(REGISTER, RUN), OneModel()
-    assert plan.answer_claim("EMAD-F1", model, LAYERS).refused == "only lowers depth"
+    assert plan.answer_claim("EMAD-F1", model, LAYERS).refused.reason == "only lowers depth"
     with pytest.raises(Unsupported, match="only lowers depth"):
         plan.make_context("EMAD-F2", "m", LAYERS).verdict_of("EMAD-F1", model)
     assert len(decided) == 1

@@ -17,7 +17,7 @@ from pytest_emad.claims.base import ClaimContext, is_point_quality_unfalsified
 from pytest_emad.claims.speedup import (
     SpeedupEvidence,
     TimedBatch,
-    choose_point_and_unusable_reason,
+    choose_point_to_time,
     decide_speedup,
     make_timed_batch,
     time_chosen_point,
@@ -40,6 +40,9 @@ def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more
         return ByPair(mood * seconds * np.exp(spread * source.standard_normal(n)))
 
     return TimedBatch(arm(1.0), {"full depth": arm(ratio)} | {name: arm(seconds) for name, seconds in more.items()})
+
+
+UNUSABLE = Absent("no usable point", "premise")
 
 
 def judged(batches: dict[int, TimedBatch], other_legs: int = 0, **found: Any) -> Verdict:
@@ -115,7 +118,9 @@ def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
 
 
 def test_a_baseline_that_did_not_run_is_named_with_the_reason():
-    verdict = judged({1: timed(1.3)}, not_run={COMPILED: "no C++ compiler", LOOKUP: "its cache takes nothing back"})
+    verdict = judged(
+        {1: timed(1.3)}, not_run={COMPILED: Absent("no C++ compiler"), LOOKUP: Absent("its cache takes nothing back")}
+    )
     assert verdict.verdict == "survived"
     assert [(leg.name, leg.reason) for leg in verdict.legs if leg.outcome == "not applicable"] == [
         ("compiled baseline", "compiled baseline not run: no C++ compiler"),
@@ -143,7 +148,9 @@ def test_untimed_is_unmeasured():
 
 
 def test_without_a_usable_point_the_ratios_are_numbers_only():
-    verdict = judged({1: timed(1.5, generate=1.4)}, unusable="no usable point: EMAD-F1 is falsified (all)")
+    verdict = judged(
+        {1: timed(1.5, generate=1.4)}, unusable=Absent("no usable point: EMAD-F1 is falsified (all)", "premise")
+    )
     assert (verdict.verdict, verdict.reason) == ("not applicable", "no usable point: EMAD-F1 is falsified (all)")
     assert set(outcomes(verdict).values()) == {"measured"}
     assert verdict.legs[0].estimate == pytest.approx(1.5, rel=0.02)
@@ -151,7 +158,7 @@ def test_without_a_usable_point_the_ratios_are_numbers_only():
 
 def test_times_of_something_else_are_falsified_though_no_point_was_usable():
     broken = replace(timed(1.5), check=Finding("timed", False, "adaptive, row 0: 3 tokens", 0, 0))
-    for unusable in ("", "no usable point"):
+    for unusable in (None, UNUSABLE):
         verdict = judged({1: broken}, unusable=unusable)
         assert verdict.verdict == "falsified"
         assert "adaptive, row 0: 3 tokens" in verdict.reason
@@ -199,7 +206,7 @@ def test_a_baseline_of_the_sweep_ends_a_gain_that_full_depth_would_leave():
 
 
 def test_without_a_usable_point_the_end_of_its_gain_is_a_number_too():
-    verdict = judged({1: timed(1.5)}, unusable="no usable point", swept=sweep())
+    verdict = judged({1: timed(1.5)}, unusable=UNUSABLE, swept=sweep())
     assert (verdict.verdict, verdict.reason) == ("not applicable", "no usable point")
     assert set(outcomes(verdict).values()) == {"measured"}
     assert speedup.ENDS in outcomes(verdict)
@@ -265,7 +272,7 @@ def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
 
 
 def evidence(trained: bool = True):
-    points = [SimpleNamespace(point=SimpleNamespace(name=name), net_reduction=saved)
+    points = [SimpleNamespace(point=SimpleNamespace(name=name, digest=name), net_reduction=saved)
               for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
@@ -283,16 +290,16 @@ def heard(verdict: Verdict) -> ClaimContext:
 
 def test_of_the_points_that_f1_lets_stand_the_one_that_saves_most_is_timed():
     said = f1(leg("deep", "survived"), leg("middle", "inconclusive"), leg("shallow", "falsified"))
-    point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
-    assert (point.name, refusal) == ("middle", "")
+    point, refusal = choose_point_to_time(evidence(), heard(said))
+    assert (point.name, refusal) == ("middle", None)
 
 
 def test_where_f1_lets_none_stand_the_ratio_is_of_the_one_that_saves_most():
     said = f1(*(leg(name, "falsified") for name in ("deep", "middle", "shallow")))
-    point, refusal = choose_point_and_unusable_reason(evidence(), heard(said))
+    point, refusal = choose_point_to_time(evidence(), heard(said))
     assert (point.name, refusal) == (
         "shallow",
-        'no usable point: "Saving 15 % of FLOPs leaves quality as it was" (EMAD-F1) is falsified',
+        Absent('no usable point: "Saving 15 % of FLOPs leaves quality as it was" (EMAD-F1) is falsified', "premise"),
     )
 
 
@@ -309,22 +316,20 @@ def test_a_point_whose_speed_up_does_not_count_is_timed_with_fewer_pairs(outcome
 
 def test_random_weights_have_no_usable_point_and_f1_is_not_asked():
     """Without a run there is no F1 to ask, and the question would raise."""
-    point, refusal = choose_point_and_unusable_reason(
-        evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0))
-    )
+    point, refusal = choose_point_to_time(evidence(trained=False), asked("EMAD-F2", np.random.default_rng(0)))
     assert point.name == "shallow"
-    assert "random weights" in refusal
-    assert "--emad-require speed" in refusal
+    assert "random weights" in refusal.reason
+    assert "--emad-require speed" in refusal.reason
 
 
-@pytest.mark.parametrize(("unusable", "outcome"), [("", "survived"), ("no usable point", "not applicable")])
+@pytest.mark.parametrize(("unusable", "outcome"), [(None, "survived"), (UNUSABLE, "not applicable")])
 def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
     """The note of the race counts every leg of the run."""
     seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
     stopwatch = SimpleNamespace(
         check_point_outputs=lambda timed, point: Finding("timed", True, "", 1, 0),
-        compiled_unavailable_reason="",
-        lookup_unavailable_reason="",
+        absent_compiled=None,
+        absent_lookup=None,
         format_timing_note=lambda *given: given,
         format_prefill_note=lambda point: f"{point}, apart",
         time_extra_batch_sizes=lambda point: {},

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import emad_ref
+from emad_ref.absent import Absent
 from emad_ref.models.loading import load
 from emad_ref.point import truncated
 from emad_ref.protocol import Decoder, Request
@@ -57,7 +58,7 @@ def host_of(planted: str, afresh: SubprocessRunner | None = None) -> RunResource
         made = make_decoder_on_judge_model(request)
         return Twice(made) if planted == "slow" and request.point.name == NAME else made
 
-    return RunResources(make, runner=afresh or SubprocessRunner(without="a share"))
+    return RunResources(make, runner=afresh or SubprocessRunner(Absent("a share")))
 
 
 def shared(planted: str, task: str) -> None:

@@ -302,8 +302,14 @@ def test_what_a_decoder_declines_outside_a_claim_is_skipped_with_its_reason(proj
     [
         ("record_claim(verdict('survived', 'EMAD-X'))", "claim='EMAD-X', but expected a row of the register"),
         ("record_point({'name': 'p'})", "point['model']"),
-        ("record_point({'name': 'p', 'model': 'm', 'mean_depth': float('nan')})", "leave absent numbers out"),
-        ("record_point({'name': 'p', 'model': 'm', 'mean_depth': numpy.float32(1)})", "built-in JSON values"),
+        (
+            "record_point({'name': 'p', 'digest': 'd', 'model': 'm', 'mean_depth': float('nan')})",
+            "leave absent numbers out",
+        ),
+        (
+            "record_point({'name': 'p', 'digest': 'd', 'model': 'm', 'mean_depth': numpy.float32(1)})",
+            "built-in JSON values",
+        ),
         ("record_model({})", "model['name']"),
     ],
 )

@@ -16,7 +16,8 @@ SUITE = """
 from verdicts import verdict
 def test_falsified(emad_record):
     emad_record.record_model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
-    emad_record.record_point({"model": "emad-tiny", "name": "emad m=0.20", "mean_depth": 5.25, "net_reduction": 0.41})
+    emad_record.record_point({"model": "emad-tiny", "name": "emad m=0.20", "digest": "d", "mean_depth": 5.25}
+        | {"net_reduction": 0.41})
     emad_record.record_note("the baseline sleeps")
     emad_record.record_claim(verdict("falsified"))
 def test_survived(emad_record):
@@ -99,7 +100,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     result = run("--emad-report", "out/deep", "--emad-model", "emad-tiny", "--emad-model", "other", "--emad-seed", 5)
     result.stdout.fnmatch_lines(["emad: report written to *report.json"])
     report = report_of(project.path / "out" / "deep")
-    assert (report["format"], report["schema"], len(report["sha256"])) == ("report", 4, 64)
+    assert (report["format"], report["schema"], len(report["sha256"])) == ("report", 5, 64)
     assert report["models"] == [{"name": "emad-tiny", "fingerprint": "abc", "layers": 12}, {"name": "other"}]
     assert [(claim["id"], claim["verdict"], claim["gate"]) for claim in report["claims"]] == [
         ("EMAD-F1", "falsified", True),
@@ -211,16 +212,16 @@ def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run
     project.makepyfile(
         """
         def test_quality(emad_record):
-            emad_record.record_point({"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": None})
-            emad_record.record_point({"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None})
+            emad_record.record_point({"model": "m", "name": "p", "digest": "d", "mean_depth": 5.0, "time_ratio": None})
+            emad_record.record_point({"model": "o", "name": "p", "digest": "d", "mean_depth": 6.0, "time_ratio": None})
         def test_time(emad_record):
-            emad_record.record_point({"model": "m", "name": "p", "mean_depth": None, "time_ratio": {"1": 1.5}})
+            emad_record.record_point({"model": "m", "name": "p", "digest": "d", "time_ratio": {"1": 1.5}})
         """
     )
     run("--emad-report", "out")
     assert report_of(project.path / "out")["points"] == [
-        {"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": {"1": 1.5}},
-        {"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None},
+        {"model": "m", "name": "p", "digest": "d", "mean_depth": 5.0, "time_ratio": {"1": 1.5}},
+        {"model": "o", "name": "p", "digest": "d", "mean_depth": 6.0, "time_ratio": None},
     ]
 
 

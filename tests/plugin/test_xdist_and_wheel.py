@@ -59,7 +59,7 @@ import pytest
 from verdicts import verdict
 @pytest.mark.parametrize("claim", ["EMAD-F1", "EMAD-F2", "EMAD-E1", "EMAD-E3"])
 def test_claim(emad_record, claim):
-    emad_record.record_point({"model": "emad-tiny", "name": f"point of {claim}"})
+    emad_record.record_point({"model": "emad-tiny", "name": f"point of {claim}", "digest": claim})
     emad_record.record_claim(verdict("falsified" if claim == "EMAD-F2" else "survived", claim))
 """
 

@@ -206,3 +206,23 @@ def test_a_field_of_another_type_is_refused_by_name(field, value):
 def test_numbers_of_numpy_are_numbers():
     point = OperatingPoint("p", "f", np.int64(12), np.int32(12), (np.int64(4),), ((np.float32(1.0),),))
     assert (point.layers, point.threshold_table.tolist()) == (12, [[1.0]])
+
+
+def test_a_point_is_its_fields_and_not_its_name():
+    other = replace(POINT, name="the same under another name")
+    assert other == POINT
+    assert (hash(other), other.digest) == (hash(POINT), POINT.digest)
+    changed = [
+        replace(POINT, margin_nats=0.1),
+        replace(POINT, thresholds=((0.5, math.nextafter(0.2, 1)),)),
+        full_depth(12),
+    ]
+    assert len({each.digest for each in (POINT, *changed)}) == 4
+    assert POINT not in changed
+
+
+@pytest.mark.parametrize("levels", [(1, 0.0), (np.float32(1.0), -0.0), (np.int64(1), np.float64(0.0))], ids=str)
+def test_equal_numbers_of_any_type_have_one_digest(levels):
+    point = replace(POINT, thresholds=((1.0, 0.0),))
+    assert replace(POINT, thresholds=(levels,)) == point
+    assert replace(POINT, thresholds=(levels,)).digest == point.digest

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.early_exit_answers import (
     SAME_EXITS,
     SAME_SCORES,
@@ -50,7 +51,7 @@ def itself(cell: Cell) -> Callable[[np.random.Generator], ContrastiveExits]:
 
 
 def unsolved(rng: np.random.Generator) -> ContrastiveExits:
-    reasons = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
+    reasons = {"qa": Absent("not solved: full depth scores 0.100, an honest guess 0.200", "premise")}
     return RuleComparisons((), LAYERS, unsolved=reasons), NONE
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.early_exit_answers import SAME_SCORES
 from pytest_emad.claims.early_exit_flops import (
     NeverExiting,
@@ -159,7 +160,7 @@ EE_4 = [
         "more FLOPs, 5 points gained", "value", adaptive_pruning(0.9, -0.05), draws=10, check=adaptive_truth(0.9, -0.05)
     ),
     Case("random weights: arithmetic alone", "value", lambda rng: PruningEvidence(never=never(5.0))),
-    Case("no files", "premise", lambda rng: PruningEvidence(never=never(5.0), missing={"items": "no files"})),
+    Case("no files", "premise", lambda rng: PruningEvidence(never=never(5.0), missing={"items": Absent("no files")})),
 ]
 
 

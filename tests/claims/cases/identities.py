@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from emad_ref.point import full_depth
 from pytest_emad.claims.identities import BlockCounts, Int8AdaptiveDepthEvidence, LogitDifferences
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
 from pytest_emad.statistics.verdicts import Verdict
@@ -108,7 +109,7 @@ def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documen
         sums = tuple(
             ByDocument.from_summed_windows(column, DocumentMembership(cluster)) for column in (lost, full, tokens)
         )
-        return Int8AdaptiveDepthEvidence((differences, INT8_TOLERANCE), "emad m=0.00", saves, sums)
+        return Int8AdaptiveDepthEvidence((differences, INT8_TOLERANCE), full_depth(4), saves, sums)
 
     return found
 

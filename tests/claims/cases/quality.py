@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.claims.quality import QualityEvidence, SelectedMarginEvidence
 from pytest_emad.measurements.operating_points import NllPair, PointMeasurements
 from pytest_emad.statistics.accuracy import TaskAccuracy
@@ -87,7 +88,7 @@ def point(
     lost = {"a": 0.0, "b": 0.0, "c": 0.0} if lost is None else lost
     tasks = {task: items(rng, share, answered, **options) for task, share in lost.items()}
     tasks |= {task: items(rng, share, answered, saving=0.004) for task, share in (idle or {}).items()}
-    return PointMeasurements(name, saves, {"world": documents(rng, rise, count)}, tasks)
+    return PointMeasurements(name, name, saves, {"world": documents(rng, rise, count)}, tasks)
 
 
 # ---------------------------------------------------------------- EMAD-F1
@@ -107,14 +108,14 @@ def two_points(rng: np.random.Generator) -> QualityEvidence:
 
 
 def unscored(rng: np.random.Generator) -> QualityEvidence:
-    return QualityEvidence([point(rng, saves=0.1)], {"humaneval": "it runs generated programs"})
+    return QualityEvidence([point(rng, saves=0.1)], {"humaneval": Absent("it runs generated programs")})
 
 
 def itself(rng: np.random.Generator) -> QualityEvidence:
     """Full depth against itself under another name: no loss, and no observed saving on any task."""
     nll, _, tokens = documents(rng, 0.0, 200)
     tasks = point(rng, lost={}, idle={"a": 0.0, "b": 0.0, "c": 0.0}).tasks
-    return QualityEvidence([PointMeasurements("full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
+    return QualityEvidence([PointMeasurements("again", "full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
 
 
 def names_the_bad_point(verdict: Verdict) -> None:
@@ -158,7 +159,7 @@ def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False
         def found(rng: np.random.Generator) -> QualityEvidence:
             tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
             arms = shapes.documents(rng, rise, n, rises, lengths, longer_lose_more)
-            return QualityEvidence([PointMeasurements("p", 0.3, {"world": arms}, tasks)])
+            return QualityEvidence([PointMeasurements("p", "p", 0.3, {"world": arms}, tasks)])
 
         return found
 

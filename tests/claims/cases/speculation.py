@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.models.generation import LOOKUP
 from pytest_emad.claims.speculation import (
     EMAD_ARMS,
@@ -78,7 +79,7 @@ def unassisted(time: float, work: float):
     def found(rng: np.random.Generator) -> SwitchingVsSpeculationEvidence:
         made = against_speculation(time, work, pairs=60)(rng)
         arms = {arm: one for arm, one in made.arms.items() if arm != ASSISTED}
-        return replace(made, arms=arms, absent={ASSISTED: "ValueError: no cache"})
+        return replace(made, arms=arms, absent={ASSISTED: Absent("ValueError: no cache")})
 
     return found
 
@@ -156,6 +157,9 @@ GUESS, EMAD_SAVED = 0.25, 0.4
 WITHOUT_ITSELF = tuple(arm for arm in EMAD_ARMS if arm != "self-speculative")
 
 
+UNUSABLE = Absent("no usable point", "premise")
+
+
 def emad(
     faster: float,
     drop: float,
@@ -164,7 +168,7 @@ def emad(
     items: int = 2000,
     pairs: int = 40,
     saving: float = EMAD_SAVED,
-    unusable: str = "",
+    unusable: Absent | None = None,
     assisted: float = 1.0,
 ):
     """``faster``: than our speculation; transformers' takes ``assisted`` times as long. ``drop``: loss of accuracy
@@ -273,7 +277,7 @@ EMAD_R5 = [
     *celled("faster, and loses two points", "power", lambda n, _: emad(1.5, 0.02, pairs=n), icc=(0.0,)),
     Case("speculation under another name", "tied", itself, draws=10),
     Case("a rule that never fires", "premise", never_fires, draws=3, check=nothing_could_be_lost),
-    Case("no point that F1 lets stand", "premise", emad(1.5, 0.0005, unusable="no usable point"), check=has_no_point),
+    Case("no point that F1 lets stand", "premise", emad(1.5, 0.0005, unusable=UNUSABLE), check=has_no_point),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.audit.finding import Finding
 from pytest_emad.claims.speedup import (
     BackfillEvidence,
@@ -34,7 +35,7 @@ def timed(
     *ratios: float,
     speeds: Mapping[str, float] = SLOWER,
     pairs: int = PAIRS,
-    unusable: str = "",
+    unusable: Absent | None = None,
     noise: float = NOISE,
 ):
     """Per batch size, make the point ``ratio`` times as fast as a baseline of speed 1."""
@@ -49,7 +50,9 @@ def timed(
 
             baselines = {name: seconds(speed) for name, speed in speeds.items()}
             batches[batch] = TimedBatch(seconds(ratio), baselines)
-        return SpeedupEvidence(batches, unusable, {} if "compiled generate" in speeds else {"compiled": "not tried"})
+        return SpeedupEvidence(
+            batches, unusable, {} if "compiled generate" in speeds else {"compiled": Absent("not tried")}
+        )
 
     return found
 
@@ -107,7 +110,7 @@ def lists_the_ratio(verdict: Verdict) -> None:
     assert abs(numbers["batch 1, against full depth"].estimate - 1.33) < 0.1
 
 
-UNUSABLE = "no usable point: random weights"
+UNUSABLE = Absent("no usable point: random weights", "premise")
 EMAD_F2 = [
     Case("a third faster", "holds", timed(1.33, 1.3), draws=30),
     Case("as fast as all baselines ask, the compiled one too", "holds", timed(1.3, speeds=COMPILED), draws=30),
@@ -151,7 +154,7 @@ EMAD_F2 = [
 #
 # Requests with a known ratio of total times, as for EMAD-F2: the same rule on another point.
 
-UNUSABLE_EXIT = "no usable exit: EMAD-X1 is falsified"
+UNUSABLE_EXIT = Absent("no usable exit: EMAD-X1 is falsified", "premise")
 EMAD_X3 = [
     Case("a third faster", "holds", timed(1.33, 1.3), draws=10),
     Case("as fast", "fails", timed(1.0, pairs=60), draws=10),
@@ -161,7 +164,7 @@ EMAD_X3 = [
     *celled("faster by the threshold", "edge", lambda n, _: timed(1.1, pairs=n), icc=(0.0,), draws=20),
     *celled("twice the threshold's gain", "power", lambda n, _: timed(1.2, pairs=n), icc=(0.0,), wanted="survived"),
     Case("no exit that X1 lets survive", "premise", timed(1.33, unusable=UNUSABLE_EXIT), draws=5,
-         check=says(UNUSABLE_EXIT)),
+         check=says(UNUSABLE_EXIT.reason)),
     Case("nothing was timed", "premise", timed()),
 ]  # fmt: skip
 
@@ -202,7 +205,7 @@ def says_where_the_gain_ends(verdict: Verdict) -> None:
     assert 0.75 < leg.estimate < 0.85
 
 
-UNTRAINED = "random weights: perplexity and accuracy of noise say nothing"
+UNTRAINED = Absent("random weights: perplexity and accuracy of noise say nothing", "premise")
 EMAD_X4 = [
     Case("a third faster, and prompt lookup faster still", "holds", drafted(timed(1.33, 1.3), beside=2.0), draws=10,
          check=lists_what_stands_beside),
@@ -216,7 +219,7 @@ EMAD_X4 = [
     *celled("twice the threshold's gain", "power", lambda n, _: drafted(timed(1.2, pairs=n)), icc=(0.0,),
             wanted="survived"),
     *celled("as fast, two batch sizes", "power", lambda n, _: drafted(timed(1.0, 1.0, pairs=n)), icc=(0.0,)),
-    Case("random weights", "premise", drafted(timed(1.33, unusable=UNTRAINED)), draws=5, check=says(UNTRAINED)),
+    Case("random weights", "premise", drafted(timed(1.33, unusable=UNTRAINED)), draws=5, check=says(UNTRAINED.reason)),
     Case("nothing was timed", "premise", drafted(timed())),
 ]  # fmt: skip
 

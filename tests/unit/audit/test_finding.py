@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAMILIES
-from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.finding import Finding, Tally, prefix_raised_complaints, require_shape
 from pytest_emad.audit.tolerances import BACKENDS, DTYPES, tolerance
 
 
@@ -97,3 +98,18 @@ def test_the_audit_imports_neither_torch_nor_transformers() -> None:
     code = f"import sys, pytest_emad.audit; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def complain(prefix: str = "") -> Finding:
+    with (tally := Tally("forced")), prefix_raised_complaints(prefix):
+        tally.require(prefix == "shape", "row 1: logits off")
+        require_shape("step.logits", np.zeros(2), (3,))
+    return tally.to_finding()
+
+
+def test_complaints_of_one_requirement_have_one_cause_whatever_their_words() -> None:
+    """A prefix raises a complaint anew, and a helper may raise it: its cause is the line that required it."""
+    one, other, shape = complain("one: "), complain("another: "), complain("shape")
+    assert (one.complaint, other.complaint) == ("one: row 1: logits off", "another: row 1: logits off")
+    assert one.cause == other.cause != shape.cause
+    assert {finding.cause.partition(":")[0] for finding in (one, other, shape)} == {__name__}

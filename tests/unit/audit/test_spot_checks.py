@@ -155,7 +155,9 @@ def test_where_states_are_made_up_a_decoder_of_ours_is_asked_the_same() -> None:
     assert finding.n >= 2 * NEW
     finding = copying(changed=10.0)
     assert finding.passed is False
-    assert re.search(r"position \d+, depth \d+: our own decoder stops at depth \d+", finding.detail), finding
+    assert re.search(
+        r"position \d+, depth \d+: depth \d+, but the reference decoder takes depth \d+", finding.detail
+    ), finding
 
 
 # ---------------------------------------------------------------- timed requests

@@ -13,11 +13,12 @@ import torch
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import teacher_force
+from emad_ref.exit_rules import softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from pytest_emad.audit.finding import AuditRefutedError
-from pytest_emad.audit.reference_logits import LogitLens
+from pytest_emad.audit.finding import AuditRefutedError, Tally
+from pytest_emad.audit.reference_logits import LogitLens, token_thresholds
 from pytest_emad.audit.token_comparison import (
     BadGoldenError,
     GoldenTokens,
@@ -28,8 +29,10 @@ from pytest_emad.audit.token_comparison import (
     is_next_token_tied,
     logit_margins,
     prompts_and_predicted_tokens,
+    require_reference_step,
     threshold_distances,
 )
+from pytest_emad.audit.trajectory import Judge
 from tests.small_models import LAYERS as SMALL_LAYERS
 from tests.small_models import small_model
 
@@ -93,7 +96,11 @@ def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
     prompts, found, wanted = (PROMPT, PROMPT), [*rows(), *rows(7)], [*rows(), *rows()]
     finding = compared(found, wanted, prompts=prompts)
     assert finding.passed is False
-    assert finding.detail == ("row 1, new token 7: 1 (depth full), but expected 0 (depth full), and no tie excuses it")
+    said = (
+        "row 1, new token 7: 1 (depth full), but expected 0 (depth full), and no tie excuses it: the two likeliest are"
+    )
+    assert finding.detail.startswith(said)
+    assert finding.detail.endswith(" nats apart")
     with pytest.raises(AuditRefutedError, match="row 1, new token 7"):
         finding.require()
 
@@ -129,7 +136,7 @@ def test_more_than_one_token_in_a_hundred_tied_is_no_longer_noise() -> None:
 def test_another_depth_is_a_difference_and_logits_are_read_where_it_stopped() -> None:
     found, wanted = [[LAYERS] * MANY], [[LAYERS] * 7 + [2] * (MANY - 7)]
     finding = compared(rows(), rows(), depths=(found, wanted))
-    assert finding.detail == "row 0, new token 7: 0 (depth 3), but expected 0 (depth 2), and no tie excuses it"
+    assert finding.detail.startswith("row 0, new token 7: 0 (depth 3), but expected 0 (depth 2), and no tie excuses it")
     assert compared(rows(), rows(), lens(near={9: 2}), depths=(found, wanted)).passed
     assert compared(rows(), rows(), lens(near={9: LAYERS}), depths=(found, wanted)).passed is False
 
@@ -298,3 +305,45 @@ def test_a_record_without_a_signal_for_each_probe_is_named(shape: tuple[int, ...
     without = replace(record, signal=np.zeros((len(record.tokens), *shape)))
     with pytest.raises(AuditRefutedError, match=r"record.signal has shape .*, but \[6, 2\] was expected; NaN stands"):
         threshold_distances(without, point)
+
+
+# ---------------------------------------------------------------- a step beside the reference decoder's
+
+AT_STEP = OperatingPoint("p", "quantile", LAYERS, LAYERS, (1,), ((1.0,),))
+SHOWN = np.array([0.0, 5.0, 5.0 - TOLERANCE, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("signal", "depth", "logits", "emitted", "said"),
+    [
+        (0.5, 1, SHOWN, 1, None),
+        (0.5, 2, None, None, "depth 2, but the reference decoder takes depth 1"),
+        (1.0 - TOLERANCE / 2, 2, None, None, None),
+        (0.5, 1, SHOWN + 2 * TOLERANCE, None, "logits off by"),
+        (0.5, 1, np.where(SHOWN == 0, np.nan, SHOWN), None, "logits off by nan"),
+        (0.5, 1, None, 2, None),
+        (0.5, 1, None, 3, r"emitted 3, but the reference decoder 1, which leads by 5 logits"),
+    ],
+)
+def test_a_step_is_the_reference_decoders_up_to_a_tie(signal, depth, logits, emitted, said) -> None:
+    judge = Judge(Tally("step", needed=0), None, AT_STEP, TOLERANCE)
+    with judge.tally as tally:
+        same = require_reference_step(judge, "here", np.array([[signal]]), (1, SHOWN), depth, logits, emitted)
+        assert same is (depth == 1)
+    assert tally.n == 1
+    if said is None:
+        assert tally.complaint is None
+        assert tally.ties == (depth != 1) + (emitted == 2)
+    else:
+        assert re.search(f"^here: {said}", tally.complaint or "")
+
+
+def test_thresholds_that_decay_are_compared_at_the_rows_own_position() -> None:
+    point = softmax_response_point(LAYERS, (1,), 0.9)
+    point = replace(point, decay=(1.0, 1.0))
+    late = float(token_thresholds(point, np.zeros(3, dtype=np.int64))[-1, 0])
+    signals = np.array([[0.0], [0.0], [late]])
+    judge = Judge(Tally("step", needed=0), None, point, TOLERANCE)
+    assert require_reference_step(judge, "here", signals, (1, SHOWN), 2) is False
+    with pytest.raises(AuditRefutedError, match="no tie excuses it"):
+        require_reference_step(judge, "here", signals[-1:], (1, SHOWN), 2)

@@ -137,7 +137,7 @@ def test_it_counts_like_every_task(run: ModelMeasurements) -> None:
     assert 0.4 < at.saving < 0.9
     assert (
         "not exercised"
-        in run.task_scores.measure_accuracy_against_full_depth(CONTINUATION_CHOICE, FULL).exclusion_reason
+        in run.task_scores.measure_accuracy_against_full_depth(CONTINUATION_CHOICE, FULL).exclusion.reason
     )
     assert f"{COUNTS['evaluate']} items, one per document" in run.task_scores.continuation_choice_note
     assert len(run.task_scores.replayed_task_reference_sequences) == 4 * COUNTS["evaluate"], "the bridge's documents"
@@ -175,12 +175,12 @@ def test_heads_are_read_where_a_point_asks(run: ModelMeasurements, monkeypatch: 
 def test_a_corpus_of_the_world_keeps_its_own_tasks(nano: LoadedModel) -> None:
     scored = evidence(nano, "world:mixed", budget=replace(BUDGET, items=2)).task_scores
     assert scored.accuracy_tasks == list(world.TASKS)
-    assert (scored.unavailable_reasons, scored.continuation_choice_note) == ({}, "")
+    assert (scored.absent_by_task, scored.continuation_choice_note) == ({}, "")
 
 
 def test_random_weights_are_asked_nothing() -> None:
     scored = evidence(load("random:emad-nano"), "self").task_scores
-    assert (scored.accuracy_tasks, scored.unavailable_reasons) == ([], {})
+    assert (scored.accuracy_tasks, scored.absent_by_task) == ([], {})
 
 
 def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: dict[str, list[str]], tmp_path) -> None:
@@ -193,12 +193,12 @@ def test_text_that_makes_no_task_is_refused_by_name(nano: LoadedModel, texts: di
     ):
         scored = evidence(nano, folder).task_scores
         assert scored.accuracy_tasks == scored.replayed_task_reference_sequences == []
-        (reason,) = scored.unavailable_reasons.values()
-        assert said in reason
-        assert f"but continuation choice needs {FEWEST_DOCUMENTS}; use a larger corpus" in reason
+        (absent,) = scored.absent_by_task.values()
+        assert said in absent.reason
+        assert f"but continuation choice needs {FEWEST_DOCUMENTS}; use a larger corpus" in absent.reason
     narrow = evidence(nano, small)
     narrow.subject.window_size = END
     assert (
         f"it reads {END + 1} tokens, and 'emad-nano' has {END} positions"
-        in narrow.task_scores.unavailable_reasons[CONTINUATION_CHOICE]
+        in narrow.task_scores.absent_by_task[CONTINUATION_CHOICE].reason
     )

@@ -166,8 +166,8 @@ def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_b
 def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeasurements) -> None:
     """The pre-trained T5 only fills gaps; it was not trained on tasks."""
     exits = evidence.early_exits
-    assert set(exits.unsolved_reasons) == set(exits.task_names)
-    assert all("not solved: full depth scores" in reason for reason in exits.unsolved_reasons.values())
+    assert set(exits.unsolved_by_task) == set(exits.task_names)
+    assert all("not solved: full depth scores" in absent.reason for absent in exits.unsolved_by_task.values())
     assert exits.solved_task_layer_pairs == []
     assert len(exits.task_layer_pairs) == len(exits.task_names) * len(MINIMA)
 
@@ -317,7 +317,7 @@ def made(bundled: LoadedModel) -> Callable[..., ModelMeasurements]:
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
     asked = made(data, bundled=True).early_exits.task_items
     assert asked.names == WORLD_TASKS
-    assert (asked.corpus, asked.unavailable_reasons, asked.absent_tasks) == (WORLD, {}, None)
+    assert (asked.corpus, asked.absent_by_task, asked.absent_tasks) == (WORLD, {}, None)
     assert asked.load_items("qa").pairs == tuple(generate_source_target_pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.format_title("qa") == "world:pairs, qa"
     (note,) = asked.notes
@@ -328,7 +328,7 @@ def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(mad
 def test_other_models_are_asked_what_the_folder_holds(made, data: Path) -> None:
     asked = made(data).early_exits.task_items
     assert asked.names == ("squad", "samsum")
-    assert (asked.corpus, asked.unavailable_reasons, asked.absent_tasks) == ("squad+samsum", {}, None)
+    assert (asked.corpus, asked.absent_by_task, asked.absent_tasks) == ("squad+samsum", {}, None)
     assert asked.format_title("squad") == "squad"
     assert {pair.task for pair in asked.load_items("squad").pairs} == {"squad"}
 
@@ -340,10 +340,10 @@ def test_one_published_task_is_asked_and_the_other_is_missing_with_what_it_lacks
     next((data / lacking).iterdir()).unlink()
     asked = made(data).early_exits.task_items
     assert (asked.names, asked.corpus, asked.absent_tasks) == ((there,), there, None)
-    ((task, reason),) = asked.unavailable_reasons.items()
+    ((task, absent),) = asked.absent_by_task.items()
     assert task == lacking
-    assert f"{lacking}/validation.jsonl" in reason
-    assert str(data) in reason
+    assert f"{lacking}/validation.jsonl" in absent.reason
+    assert str(data) in absent.reason
 
 
 def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_without_files_nothing_is_asked_and_that_is_said(made, tmp_path: Path) -
     assert absent.reason.startswith(
         "no SQuAD/SamSum files; --emad-data DIR holds squad/validation.jsonl, samsum/validation.jsonl"
     )
-    assert list(bare.early_exits.unavailable_reasons) == ["squad", "samsum"]
+    assert list(bare.early_exits.absent_by_task) == ["squad", "samsum"]
     said = empty.early_exits.absent_premise.reason
     assert "no squad/validation.jsonl in --emad-data" in said
     assert "no samsum/validation.jsonl or samsum/test.jsonl in" in said
@@ -369,8 +369,8 @@ def test_a_summary_that_cannot_be_scored_is_missing_with_a_reason(
         (made(bundled=True).early_exits.task_items, "summary", WORLD),
     ):
         assert asked.corpus == corpus
-        assert list(asked.unavailable_reasons) == [task]
-        assert "rouge-score is not installed" in asked.unavailable_reasons[task]
+        assert list(asked.absent_by_task) == [task]
+        assert "rouge-score is not installed" in asked.absent_by_task[task].reason
 
 
 # ---------------------------------------------------------------- items

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import StaticCache
 
+from emad_ref.absent import Absent
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.generation import LOOKUP, count_traced_graphs
 from emad_ref.models.loading import load
@@ -314,7 +315,7 @@ def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
     """Compilation takes minutes on a CPU, so the twin's step is the plain one here."""
     evidence = timing(RunResources())
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
-    evidence.latency.compiled_unavailable_reason = ""
+    evidence.latency.absent_compiled = None
     asked, own = [], evidence.subject.generate_greedy
 
     def greedy(prompts, new, compiled=False):
@@ -356,14 +357,14 @@ def test_why_a_compiled_baseline_cannot_run_is_said(monkeypatch, greedy, reason)
             raise greedy
 
     monkeypatch.setattr(evidence.subject, "generate_greedy", refuse)
-    assert evidence.subject.compile_unavailable_reason() == reason
+    assert evidence.subject.absent_compiled_generate() == Absent(reason)
 
 
 def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
     evidence = timing(RunResources())
     monkeypatch.setattr(evidence.subject, "generate_greedy", lambda *asked, **options: None)
     evidence.loaded.model = SimpleNamespace(_compiled_call=None)
-    assert evidence.subject.compile_unavailable_reason() == ""
+    assert evidence.subject.absent_compiled_generate() is None
 
 
 def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monkeypatch):
@@ -387,7 +388,7 @@ def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monk
     assert len(handed) == 1, "the plain one compiles nothing"
     assert steps == [((2, 1), StaticCache)] * 4, "the first of five tokens is the uncompiled prefill's"
     assert evidence.loaded.model.generation_config.cache_implementation is None
-    assert evidence.subject.compile_unavailable_reason() == ""
+    assert evidence.subject.absent_compiled_generate() is None
 
 
 def test_every_batch_size_is_tried_before_the_race(monkeypatch):
@@ -399,9 +400,8 @@ def test_every_batch_size_is_tried_before_the_race(monkeypatch):
             raise RuntimeError("more shapes than TorchDynamo compiles a step for")
 
     monkeypatch.setattr(evidence.subject, "generate_greedy", greedy)
-    assert "RuntimeError: more shapes" in evidence.subject.compile_unavailable_reason(
-        evidence.subject.budget.batch_sizes
-    )
+    absent = evidence.subject.absent_compiled_generate(evidence.subject.budget.batch_sizes)
+    assert "RuntimeError: more shapes" in absent.reason
     assert [rows for rows, _ in tried] == [1, 2, 8]
     assert len({length for _, length in tried}) == 3, "lengths differ, so that one graph serves any"
 
@@ -413,14 +413,14 @@ def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
         evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # only transformers'
 
     monkeypatch.setattr(evidence.subject, "generate_greedy", untraced)
-    assert evidence.subject.compile_unavailable_reason() == "TorchDynamo traces no graph of this model's steps"
+    assert evidence.subject.absent_compiled_generate() == Absent("TorchDynamo traces no graph of this model's steps")
 
 
 @pytest.mark.slow  # it compiles: half a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens():
     subject = ModelUnderTest(load("emad-nano"), Study(), RunResources())
-    assert subject.compile_unavailable_reason((1, 2)) == ""
+    assert subject.absent_compiled_generate((1, 2)) is None
     before = count_traced_graphs()
     for rows in (1, 2, 4):
         prompts = subject.make_equal_prompts(rows, 12)
@@ -516,16 +516,16 @@ def test_prompt_lookup_emits_the_models_tokens_and_drafts_them():
 
 def test_why_prompt_lookup_does_not_run_is_said(monkeypatch):
     evidence = timing(RunResources())
-    assert evidence.latency.lookup_unavailable_reason == ""
+    assert evidence.latency.absent_lookup is None
 
     def refuse(model, device):
         raise ValueError("assisted generation is not supported with stateful models")
 
     monkeypatch.setattr(latency, "make_prompt_lookup_generate", refuse)
-    assert LatencyBenchmark(evidence.points).lookup_unavailable_reason.startswith(
+    assert LatencyBenchmark(evidence.points).absent_lookup.reason.startswith(
         "prompt lookup: assisted generation is not supported"
     )
-    monkeypatch.setattr(latency, "drafting_unavailable_reason", lambda model: "a sliding window, and so on")
-    assert LatencyBenchmark(evidence.points).lookup_unavailable_reason == "prompt lookup: a sliding window, and so on"
+    monkeypatch.setattr(latency, "absent_drafting", lambda model: Absent("a sliding window, and so on"))
+    assert LatencyBenchmark(evidence.points).absent_lookup.reason == "prompt lookup: a sliding window, and so on"
     evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(2,))
-    assert "no request of one row" in LatencyBenchmark(evidence.points).lookup_unavailable_reason
+    assert "no request of one row" in LatencyBenchmark(evidence.points).absent_lookup.reason

@@ -106,7 +106,7 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(learned_exit, "screen", too_little)
     for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3", "EMAD-X4", "EMAD-X5", "EMAD-X6"):
         answer = answered(small_evidence(), claim)
-        assert (answer.verdict.verdict, answer.refused) == ("unmeasured", ""), claim
+        assert (answer.verdict.verdict, answer.refused) == ("unmeasured", None), claim
         assert "--emad-exit FILE" in answer.verdict.reason
         assert "one document" in answer.verdict.reason
 
@@ -256,7 +256,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
     for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3"):
         answer = answered(evidence, claim)
         assert answer.verdict.verdict == "not applicable"
-        assert "no lens of that name" in answer.refused
+        assert "no lens of that name" in answer.refused.reason
     assert answered(evidence, "EMAD-X5").verdict.verdict == "measured", (
         "an oracle depends on the model, not on the decoder"
     )
@@ -265,12 +265,12 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """On a copy of the model with its lens attached."""
     copying = evidence_with(tmp_path, found_exit(), RunResources(make_reference_decoder))
-    assert copying.exit_evaluation.decoder_unusable_reason.startswith(ONLY_REFERENCE)
-    assert answered(copying, "EMAD-X1").refused == copying.exit_evaluation.decoder_unusable_reason
+    assert copying.exit_evaluation.absent_for_decoder.reason.startswith(ONLY_REFERENCE)
+    assert answered(copying, "EMAD-X1").refused == copying.exit_evaluation.absent_for_decoder
     assert (
         evidence_with(
             tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)
-        ).exit_evaluation.decoder_unusable_reason
+        ).exit_evaluation.absent_for_decoder
         == ""
     )
 
@@ -340,4 +340,4 @@ def test_what_a_point_with_copies_emitted_while_the_clock_ran_is_decoded_again(t
     finding = stopwatch.check_point_outputs(stopwatch.time_point_by_batch_size(point)[2], point)
     assert finding.passed is False
     assert "adaptive, row 1" in finding.detail
-    assert "but our own decoder" in finding.detail
+    assert "but the reference decoder" in finding.detail

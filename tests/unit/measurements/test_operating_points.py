@@ -54,7 +54,7 @@ def points(evidence: ModelMeasurements) -> CandidatePoints:
 
 
 def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points: CandidatePoints):
-    rows = make_point_rows(points, {points.selected_evaluation_losses[0].point.name: (0.001, 0.002)})
+    rows = make_point_rows(points, {points.selected_evaluation_losses[0].point.digest: (0.001, 0.002)})
     names = [
         loss.point.name
         for loss in (points.full_loss, *points.selected_evaluation_losses, *find_best_truncations(points))
@@ -91,7 +91,7 @@ def test_a_row_says_which_tasks_do_not_count_and_why(points: CandidatePoints):
             task: points.task_scores.measure_accuracy_against_full_depth(task, loss.point)
             for task in points.task_scores.accuracy_tasks
         }
-        assert said == {task: at.exclusion_reason for task, at in held.items() if not at.is_counted}
+        assert said == {task: at.exclusion.reason for task, at in held.items() if at.exclusion}
         assert said, "four items of a task show nothing"
 
 

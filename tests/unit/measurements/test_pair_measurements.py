@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.self_speculation import self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
@@ -444,7 +445,7 @@ def shallow_only(request):
 )
 def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -> None:
     pair = paired(*models, make)
-    assert reason in pair.models.drafting_unavailable_reason
+    assert reason in pair.models.absent_drafting.reason
     assert pair.models.drafting_exit_layers == ()
     with pytest.raises(Unsupported, match=reason):
         pair.answers.answer_by_self_speculation(4, *ITEMS)
@@ -565,7 +566,7 @@ def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monke
     pair.routing_rules.comparisons = {TASK: worth(0.0, False)}
     found = pair.latency.transformers_arms
     assert list(found.arms) == [LOOKUP]
-    assert found.absent == {ASSISTED: "ValueError: assisted generation is not supported with stateful models"}
+    assert found.absent == {ASSISTED: Absent("ValueError: assisted generation is not supported with stateful models")}
 
 
 def test_an_arm_that_stops_early_has_no_time(bundled) -> None:

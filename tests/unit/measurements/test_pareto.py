@@ -358,8 +358,8 @@ def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_th
 
 def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
     found = make_confidence_comparison(traces(profile, model(SMALLEST)))
-    assert set(found.refused) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
-    assert all("do not prune it" in reason for reason in found.refused.values())
+    assert set(found.absent) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
+    assert all("do not prune it" in absent.reason for absent in found.absent.values())
     assert "early exit: JSD, adaptive" in found.points_by_family
     assert found.compute_validation_point_losses("early exit: softmax")
 
@@ -390,7 +390,7 @@ def test_rules_without_room_are_named_in_notes(profile: Profile) -> None:
     small = BaselineComparison(traces(profile, model(SMALLEST)))
     notes = small.make_pareto_tables().notes
     assert [note.split(" is not on the Pareto table: ")[0] for note in notes[:4]] == [
-        f"small: early exit: {name}" for name in small.confidence_rule_comparison.refused
+        f"small: early exit: {name}" for name in small.confidence_rule_comparison.absent
     ]
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.self_speculation import Drafting
 from emad_ref.decoding.switching import SMALL, SwitchingRule
 from emad_ref.models.generation import LOOKUP
@@ -163,7 +164,7 @@ def test_the_note_says_where_pairs_were_timed(divided):
     ("processes", "afresh", "said"),
     [
         (1, SubprocessRunner(Here()), "in this process alone (the budget smoke starts no others)"),
-        (3, SubprocessRunner(without="no runner here"), "in this process alone (no runner here)"),
+        (3, SubprocessRunner(Absent("no runner here")), "in this process alone (no runner here)"),
     ],
 )
 def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
@@ -346,7 +347,7 @@ PAIR_BUDGET = replace(BUDGETS["smoke"], pairs=PAIR_REQUESTS, processes=PAIR_PROC
 
 
 def pair_of(here: Here | None, make=make_decoder_on_judge_model, budget=PAIR_BUDGET) -> PairMeasurements:
-    afresh = SubprocessRunner(here) if here else SubprocessRunner(without="no runner here")
+    afresh = SubprocessRunner(here) if here else SubprocessRunner(Absent("no runner here"))
     made = PairMeasurements(
         *map(load, NAMES), Study(budget=budget), RunResources(make, runner=afresh), names=NAMES, savings=(0.415,)
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.errors import RunStopped
 from emad_ref.exit_rules import fixed_entropy_point
 from emad_ref.models.loading import LoadedModel, load
@@ -120,7 +121,7 @@ def test_what_a_point_saves_on_a_task_is_replayed_on_its_own_requests(
             scored.measure_accuracy_against_full_depth(task, shallow).saving
             > scored.measure_accuracy_against_full_depth(task, EARLY).saving
         )
-        assert "not exercised: saves 0.0 %" in scored.measure_accuracy_against_full_depth(task, FULL).exclusion_reason
+        assert "not exercised: saves 0.0 %" in scored.measure_accuracy_against_full_depth(task, FULL).exclusion.reason
     lm = EmadLM(nano, point=FULL)
     evaluate_tasks(lm, ["gsm8k"], data=data, limit=2)
     assert len(lm.decided) == 2
@@ -240,26 +241,24 @@ def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> 
 
 
 def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    (refused,) = made("humaneval").task_scores.published.unavailable_reasons.values()
-    assert "--emad-allow-code-execution allows that" in refused
-    monkeypatch.setattr(task_scores, "sandbox_unavailable_reason", lambda: "no namespaces")
-    (refused,) = made("humaneval", allow_code_execution="confined").task_scores.published.unavailable_reasons.values()
-    assert refused == "no namespaces"
-    (other,) = made("humaneval", allow_code_execution="unconfined").task_scores.published.unavailable_reasons.values()
-    assert other == "it takes 1024 new tokens, and the model has 512 positions"
+    (refused,) = made("humaneval").task_scores.published.absent_by_task.values()
+    assert "--emad-allow-code-execution allows that" in refused.reason
+    monkeypatch.setattr(task_scores, "absent_sandbox", lambda: Absent("no namespaces"))
+    (refused,) = made("humaneval", allow_code_execution="confined").task_scores.published.absent_by_task.values()
+    assert refused == Absent("no namespaces")
+    (other,) = made("humaneval", allow_code_execution="unconfined").task_scores.published.absent_by_task.values()
+    assert other == Absent("it takes 1024 new tokens, and the model has 512 positions")
 
 
 def test_a_model_too_short_for_the_answers_says_so(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_scores, "sandbox_unavailable_reason", lambda: "")
-    (reason,) = made("humaneval", allow_code_execution="confined").task_scores.published.unavailable_reasons.values()
-    assert reason == "it takes 1024 new tokens, and the model has 512 positions"
+    monkeypatch.setattr(task_scores, "absent_sandbox", lambda: None)
+    (absent,) = made("humaneval", allow_code_execution="confined").task_scores.published.absent_by_task.values()
+    assert absent == Absent("it takes 1024 new tokens, and the model has 512 positions")
 
 
 def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: LoadedModel) -> None:
-    (reason,) = made(
-        "arc_easy", loaded=replace(nano, tokenizer=None)
-    ).task_scores.published.unavailable_reasons.values()
-    assert "without a tokenizer" in reason
+    (absent,) = made("arc_easy", loaded=replace(nano, tokenizer=None)).task_scores.published.absent_by_task.values()
+    assert "without a tokenizer" in absent.reason
 
 
 def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
@@ -267,9 +266,9 @@ def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
 ) -> None:
     monkeypatch.setattr("pytest_emad.tasks.datasets.is_hub_reachable", lambda: False)
     monkeypatch.setenv("HF_DATASETS_CACHE", "nowhere")
-    (reason,) = made("arc_easy", data=None).task_scores.published.unavailable_reasons.values()
-    assert "out of reach" in reason
-    assert "--emad-data DIR" in reason
+    (absent,) = made("arc_easy", data=None).task_scores.published.absent_by_task.values()
+    assert "out of reach" in absent.reason
+    assert "--emad-data DIR" in absent.reason
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from emad_ref.models.generation import (
+    absent_drafting,
     describe_ignored_settings,
-    drafting_unavailable_reason,
     greedy_generate,
     ignored_generation_settings,
     make_prompt_lookup_generate,
@@ -224,8 +224,8 @@ def test_drafts_are_refused_where_the_cache_returns_keys_beyond_a_window(
     windowed, plain = small_model(family), small_model("llama")
     monkeypatch.setattr(DynamicSlidingWindowLayer, "update", DynamicLayer.update)
     for models in ((windowed,), (plain, windowed), (windowed, plain)):
-        assert drafting_unavailable_reason(*models).startswith("a sliding window, and the cache of transformers ")
-    assert drafting_unavailable_reason(plain) == ""
+        assert absent_drafting(*models).reason.startswith("a sliding window, and the cache of transformers ")
+    assert absent_drafting(plain) is None
 
 
 @pytest.mark.parametrize("family", ["mistral_window", "gemma3"])
@@ -234,7 +234,7 @@ def test_drafts_over_a_sliding_window_give_the_models_tokens_or_a_reason(family:
     model, draft = small_model(family), small_model(family, seed=1)
     prompt = Prompt(np.tile(np.array([5, 9, 2, 44]), 4))
     plain = make_transformers_generate(model, torch.device("cpu"))(prompt, NEW)
-    if not drafting_unavailable_reason(model, draft):
+    if not absent_drafting(model, draft):
         for options in ({"assistant": draft}, {"assistant": model}, {"prompt_lookup_num_tokens": 3}):
             drafted = make_transformers_generate(model, torch.device("cpu"), **options)(prompt, NEW)
             np.testing.assert_array_equal(drafted, plain)

@@ -159,6 +159,7 @@ def report(model: str = "m", **changes: Any) -> dict[str, Any]:
             {
                 "model": model,
                 "name": "emad m=0.20",
+                "digest": "0123456789ab",
                 "mean_depth": 7.254321,
                 "depth_p50": 4,
                 "depth_p90": 12,

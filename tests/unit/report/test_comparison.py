@@ -161,10 +161,39 @@ def test_rows_go_by_model_and_the_last_one_by_claim():
     }
 
 
-def test_points_go_by_name_and_else_by_their_role():
+def test_a_leg_about_a_point_is_compared_by_the_points_role_or_as_the_only_one_of_its_kind():
+    """Another calibration gives another digest, and a leg of the same kind is still the same leg."""
+
+    def leg(point, on="x", kind="perplexity"):
+        return Leg(f"p {on}", "falsified", 0.03, (0.02, 0.04), 9, 0.01, "relative rise", point=point, kind=kind, on=on)
+
+    def judged(point, *legs):
+        numbers = {"estimate": 0.03, "interval": (0.02, 0.04), "n": 9, "deciding": 0}
+        (row,) = report()["points"]
+        points = [row | {"digest": point, "roles": ["calibrated default"]}]
+        return of(verdict("falsified", legs=legs, **numbers), points=points)
+
+    def notes(old, new):
+        return [change.note for change in compare_reports(old, new).changes if change.kind == "claim"]
+
+    old, new = judged("a", leg("a"), leg("z")), judged("b", leg("b"), leg("z"))
+    assert notes(old, new) == [""]
+    assert notes(judged("b", leg("b"), leg("z")), judged("b", leg("z"), leg("b"))) == [
+        "another leg decides: p x → p x (before +3.00 %)"
+    ]
+    assert notes(judged("a", leg("unlisted")), judged("b", leg("of the other"))) == [""]
+
+
+def test_points_go_by_digest_and_else_by_their_role():
     (old,), (new,) = report()["points"], report()["points"]
     old |= {"roles": ["chosen"], "name": "emad m=0.20"}
-    new |= {"roles": ["chosen"], "name": "emad m=0.21", "mean_depth": 8.0, "perplexity_rise": 0.05}
+    new |= {
+        "roles": ["chosen"],
+        "name": "emad m=0.21",
+        "digest": "ba9876543210",
+        "mean_depth": 8.0,
+        "perplexity_rise": 0.05,
+    }
     new["interval"] = [0.04, 0.06]
     change = only(of(points=[old]), of(points=[new]))
     assert (change.name, change.move, change.status) == ("emad m=0.21", "worse", "moved for worse")

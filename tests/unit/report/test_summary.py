@@ -79,7 +79,14 @@ def test_a_gate_says_what_it_asks_what_was_found_what_it_needs_and_which_way_is_
     ]
 
 
-KNOWN = {"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": False, "why": ""}
+KNOWN = {
+    "claim": "EMAD-E1",
+    "model": "m",
+    "expected": "survived",
+    "outcomes": ["survived"],
+    "changed": False,
+    "why": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -115,14 +122,15 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
         failed(f"a.py::test_{name}", reason=reason)
         for name, reason in (("b[m]", "Failed: audit"), ("c[1]", ""), ("c[2]", ""), ("d", "OSError: 1 of 2\nand more"))
     ]
-    details = {
-        "b[m]": f"row 0, depth 2: the rule gives depth 1 {COMPARED}",
-        "c[1]": f"a ceiling: row 3, depth 4: the rule gives depth 12 {COMPARED}",
-        "c[2]": "row 1: 3 tokens, not 4",
+    complaints = {
+        "b[m]": ("row 0, depth 2: the rule gives depth 1", "rules:7"),
+        "c[1]": ("a ceiling: row 3, depth 4: the rule gives depth 12", "rules:7"),
+        "c[2]": ("row 1: 3 tokens, not 4", "rules:9"),
     }
     audits = [
-        {"test": f"a.py::test_{name}", "check": f"check {name[0]}", "passed": False, "detail": detail}
-        for name, detail in details.items()
+        {"test": f"a.py::test_{name}", "check": f"check {name[0]}", "passed": False, "complaint": complaint}
+        | {"detail": f"{complaint} {COMPARED}", "cause": cause}
+        for name, (complaint, cause) in complaints.items()
     ]
     found = report([claim("EMAD-E2")], tests=tests, audits=audits, settings={"report": "my out"})
     assert text(found, 120)[:6] == [

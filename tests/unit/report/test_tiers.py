@@ -8,7 +8,7 @@ import pytest
 
 from pytest_emad.audit.finding import Tally
 from pytest_emad.report.deselection import list_shipped_tests
-from pytest_emad.report.gaps import find_gaps, is_partial_run, undecided_failure_reasons_and_gaps
+from pytest_emad.report.gaps import find_gaps, find_missing, find_tier_gaps, format_gaps, is_partial_run, unexcused_gaps
 from pytest_emad.report.tiers import (
     LIMITS,
     OPTIONAL,
@@ -53,6 +53,11 @@ def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: An
     return foreign_report(**parts | {"waivers": [], "deselected": [], "claims": []} | changes)
 
 
+def failures(report) -> list[str]:
+    """Return the sentences for which the run fails."""
+    return format_gaps(unexcused_gaps(report, find_missing(report, list_shipped_tests(), {})))
+
+
 def test_tests_of_every_tier_are_shipped() -> None:
     for tier in TIERS:
         for name, _ in required_tier_test_cases(tier):
@@ -68,8 +73,8 @@ def test_a_decoder_is_judged_at_its_tier_where_all_of_it_is_live(tier: str) -> N
 
 
 def test_a_higher_tier_than_is_offered_is_refused() -> None:
-    (line, *_) = find_tier_shortfalls(whole("tokens"), "sessions")
-    assert line == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
+    (gap, *_) = find_tier_gaps(whole("tokens"), "sessions")
+    assert str(gap) == "tier sessions: the decoder never answered log-probabilities, sessions; its tier is tokens"
     assert "its tier is tokens" in " ".join(
         find_proof_shortfalls(whole("tokens"), [], list_shipped_tests(), None, "sessions")
     )
@@ -81,9 +86,9 @@ def test_less_than_the_promise_is_named(count: str) -> None:
     live = report["audits"][0]["live"]
     live[count] = live[count][:-1] if isinstance(live[count], list) else live[count] - 1
     least = TIERS["tokens"].promise[count]
-    wanted = f"tier tokens promises {count}={least} for m, but {least - 1} were live"
-    assert list(find_tier_shortfalls(report, "tokens")) == [wanted]
-    assert wanted in undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0]
+    wanted = f"tier tokens: it promises {count}={least} for m, but {least - 1} were live"
+    assert list(map(str, find_tier_gaps(report, "tokens"))) == [wanted]
+    assert wanted in failures(report)
     assert wanted in list(find_proof_shortfalls(report, [], list_shipped_tests(), None))
 
 
@@ -152,16 +157,14 @@ def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     report = whole("tokens", deselected=[gone])
     report["settings"]["tier"] = None
     report["run"]["asked"] = [gone["shipped"]]
-    assert undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0] != []
+    assert failures(report) != []
     report["run"]["partial"] = "-k"
     assert is_partial_run(report)
-    reasons, gaps = undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})
-    assert (reasons, [gap.of for gap in gaps]) == ([], [gone["shipped"]])
+    missing = find_missing(report, list_shipped_tests(), {})
+    assert (failures(report), [gap.of for gap in missing]) == ([], [gone["shipped"]])
     assert any(gone["shipped"] in fault for fault in find_proof_shortfalls(report, [], list_shipped_tests(), None))
     report["settings"]["expect_decoder"] = "foreign"
-    assert any(
-        gone["shipped"] in reason for reason in undecided_failure_reasons_and_gaps(report, list_shipped_tests(), {})[0]
-    )
+    assert any(gone["shipped"] in reason for reason in failures(report))
 
 
 def test_rows_of_a_request_are_counted_by_what_they_are() -> None:

@@ -244,7 +244,7 @@ def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
     for wanted in ("foreign", "mylib"):
         status, text = verified(tmp_path, capsys, ours, "--require-decoder", wanted)
         assert status == 1
-        assert f"decoder='{wanted}' was required, but reference (ours) was judged" in text
+        assert f"--require-decoder {wanted}: reference (ours) was judged" in text
     assert verified(tmp_path, capsys, whole(), "--require-decoder", "ours")[0] == 1
 
 

@@ -43,6 +43,10 @@ PROMISE = Guarantee(
 )
 
 
+def promise_of(point: OperatingPoint) -> Guarantee:
+    return replace(PROMISE, tested=(PROMISE.tested[0]._replace(point=point.digest),))
+
+
 @pytest.fixture
 def model():
     walked = small_model("gpt_neox")
@@ -73,9 +77,9 @@ def test_everything_comes_back(found, tmp_path):
     ids=["gated", "always", "copies besides", "copies alone"],
 )
 def test_its_promise_and_its_way_of_drafting_come_back(found, tmp_path, drafting):
-    save_exit(tmp_path / "e", replace(found, guarantee=PROMISE, drafting=drafting))
+    save_exit(tmp_path / "e", replace(found, guarantee=promise_of(found.lossy), drafting=drafting))
     back = load_exit(tmp_path / "e")
-    assert back.guarantee == PROMISE
+    assert back.guarantee == promise_of(found.lossy)
     assert {**vars(back.drafting), "vocabulary": None} == {**vars(drafting), "vocabulary": None}
     np.testing.assert_array_equal(back.drafting.vocabulary, drafting.vocabulary)
 
@@ -183,7 +187,7 @@ def test_another_model_is_refused(model, found):
         ({"drafting": Drafting(2, 3, lens="other")}, "the digest of its own lens"),
         ({"drafting": Drafting(6, 3)}, "a layer in 1–5"),
         (
-            {"guarantee": replace(PROMISE, tested=(ThresholdTest("other", 0, 0),))},
+            {"guarantee": replace(PROMISE, tested=(ThresholdTest("gate", 0, 0, "another of this name"),))},
             "the point that is recommended",
         ),
         ({"guarantee": PROMISE, "lossy": Absent("no slack")}, "the point that is recommended"),
@@ -200,7 +204,7 @@ def test_changed_and_foreign_files_are_one_clear_error(found, tmp_path):
     data = (tmp_path / "e").read_bytes()
     for damaged, said in (
         (data[:-20], "cannot be read"),
-        (data.replace(rb"\"schema\": 4", rb"\"schema\": 2"), "has schema=2, but this version reads 4 alone"),
+        (data.replace(rb"\"schema\": 5", rb"\"schema\": 3"), "has schema=3, but this version reads 5 alone"),
         (data.replace(found.fitted.lens.digest.encode(), b"0" * 64), "was changed or cut"),
         ((tmp_path / "lens").read_bytes(), "has format='lens', but expected 'exit'"),
     ):

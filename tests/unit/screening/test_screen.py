@@ -56,10 +56,10 @@ from pytest_emad.screening.timing import (
 )
 from pytest_emad.screening.traces import (
     TooLittleText,
+    absent_text,
     choose_held_out_token_count,
     layers_to_read,
     read_text_splits,
-    too_little_text_reason,
 )
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.units import DocumentMembership
@@ -248,7 +248,7 @@ def test_no_document_is_in_two_parts(nano):
     parts = [{window.tokens.tobytes() for window in text.windows} for text in vars(texts).values()]
     assert [len(part) for part in parts] == [16, 8, 8, 8]
     assert len(set().union(*parts)) == 40
-    assert too_little_text_reason(texts).startswith("inconclusive: 8 documents to choose on")
+    assert absent_text(texts).reason.startswith("inconclusive: 8 documents to choose on")
 
 
 def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):

@@ -19,10 +19,10 @@ from pytest_emad.statistics.goldens import (
     DamagedGolden,
     KnownVerdicts,
     VerdictConditions,
+    absent_comparison,
     format_comparison_summary,
     list_changes_from_shipped_register,
     load_known_verdicts_from_folders,
-    no_comparison_failure_reason,
     record_verdict,
     require_known_verdicts_file,
     summarise_seed_outcomes,
@@ -152,26 +152,27 @@ def test_the_shipped_record_is_whole() -> None:
     assert load_known_verdicts_from_folders([folder]).entries
 
 
-def line(claim: str, expected: str | None, *, changed: bool = False, why: str = "") -> dict[str, Any]:
-    return {"claim": claim, "model": "m", "expected": expected, "changed": changed, "why": why}
+def line(claim: str, *outcomes: str, changed: bool = False, why: str = "") -> dict[str, Any]:
+    expected = " or ".join(outcomes) or None
+    return {"claim": claim, "model": "m", "expected": expected, "outcomes": outcomes, "changed": changed, "why": why}
 
 
 def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
     rows = [
         line("A", "survived"),
         line("B", "survived", changed=True),
-        line("C", "seed-dependent (…)"),
-        line("D", None, why="no reason"),
+        line("C", "falsified", "survived"),
+        line("D", why="no reason"),
     ]
     assert format_comparison_summary(rows).splitlines() == [
         "3 verdicts compared with the record: 2 as recorded, 1 changed: B",
         "1 of them seed-dependent, any outcome seen passes: C",
         "1 not compared, no reason: D",
     ]
-    (timed,) = format_comparison_summary([line("EMAD-N1", None, why="no device")]).splitlines()[1:]
+    (timed,) = format_comparison_summary([line("EMAD-N1", why="no device")]).splitlines()[1:]
     assert timed == "1 not compared, no device: Energy per token falls (EMAD-N1)"
-    assert no_comparison_failure_reason(rows) == no_comparison_failure_reason([]) == ""
-    assert "nothing was compared" in no_comparison_failure_reason(rows[-1:])
+    assert absent_comparison(rows) is absent_comparison([]) is None
+    assert "nothing was compared" in absent_comparison(rows[-1:]).reason
 
 
 def test_two_seeds_never_settle_and_three_do() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from emad_ref.absent import reason_if_absent
 from emad_ref.errors import BadArgument
 from pytest_emad.statistics.accuracy import AT_STAKE, LEAST_SAVED, TaskAccuracy, guessing_pvalue
 from pytest_emad.statistics.units import ByItem
@@ -21,7 +22,7 @@ def task(count: int = 900, n: int = 1000, guess: float = 0.0, saving: float = 0.
 
 def test_a_task_that_is_solved_and_exercised_counts():
     assert task().is_counted
-    assert task().exclusion_reason == ""
+    assert task().exclusion is None
     assert task().accuracies == (0.9, 0.9)
 
 
@@ -29,13 +30,13 @@ def test_a_task_that_is_solved_and_exercised_counts():
 def test_the_rule_must_save_five_per_cent_of_the_tasks_own_flops(saving, counts):
     assert task(saving=saving).is_counted == counts
     said = {0.0499: "saves 5.0 %", 0.0: "saves 0.0 %", -0.04: "probing costs 4.0 %"}
-    assert task(saving=saving).exclusion_reason == ("" if counts else f"not exercised: {said[saving]}")
+    assert reason_if_absent(task(saving=saving).exclusion) == ("" if counts else f"not exercised: {said[saving]}")
 
 
 def test_full_depth_must_beat_the_guess_and_be_shown_to():
     """22.6 % where guessing among the letters gives 23.5 %: above 0, but below an honest guess."""
     assert task(226).is_counted
-    assert task(226, guess=0.235).exclusion_reason == "not solved: 22.6 % right, 23.5 % by guessing"
+    assert task(226, guess=0.235).exclusion.reason == "not solved: 22.6 % right, 23.5 % by guessing"
     assert not task(250, guess=0.235).is_counted, "1.5 points above, p = 0.14"
     assert task(270, guess=0.235).is_counted
 
@@ -47,7 +48,7 @@ def test_a_task_with_less_than_a_point_above_the_guess_has_nothing_to_lose():
 
 
 def test_both_reasons_are_given_where_both_hold():
-    assert task(0, guess=0.25, saving=0.004).exclusion_reason == (
+    assert task(0, guess=0.25, saving=0.004).exclusion.reason == (
         "not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %"
     )
 

@@ -13,7 +13,7 @@ from pytest_emad.tasks.metrics import (
     join_humaneval_prompt_completion,
     truncate_completion,
 )
-from pytest_emad.tasks.sandbox import FunctionCheckScript, check_program, sandbox_unavailable_reason
+from pytest_emad.tasks.sandbox import FunctionCheckScript, absent_sandbox, check_program
 
 ADD = {
     "task_id": "HumanEval/0",
@@ -34,7 +34,7 @@ TWICE = {
 @pytest.fixture(scope="module")
 def execution():
     """Return how programs run here: no attack reaches beyond its own processes, so they may run unconfined."""
-    return "unconfined" if sandbox_unavailable_reason() else "confined"
+    return "unconfined" if absent_sandbox() else "confined"
 
 
 def outcome_of(doc, completion, execution, seconds):

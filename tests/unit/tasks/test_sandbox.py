@@ -21,8 +21,8 @@ from pytest_emad.tasks import sandbox, sandbox_protocol
 from pytest_emad.tasks.sandbox import (
     FunctionCheckScript,
     SandboxUnavailable,
+    absent_sandbox,
     check_program,
-    sandbox_unavailable_reason,
 )
 
 LONG_S = 60.0  # for what ends by itself, also on a loaded machine
@@ -32,15 +32,15 @@ NUMBERS = count()
 @pytest.fixture(params=sandbox.CODE_EXECUTION)
 def execution(request):
     """Give each way to run a program that works on this machine."""
-    if request.param == "confined" and (reason := sandbox_unavailable_reason()):
-        pytest.skip(reason)
+    if request.param == "confined" and (absent := absent_sandbox()):
+        pytest.skip(absent.reason)
     return request.param
 
 
 @pytest.fixture
 def confined():
-    if reason := sandbox_unavailable_reason():
-        pytest.skip(reason)
+    if absent := absent_sandbox():
+        pytest.skip(absent.reason)
     return "confined"
 
 
@@ -469,10 +469,10 @@ def bwrap(monkeypatch, tmp_path):
             (folder / "bwrap").write_text(f"#!/bin/sh\n{lines}\n")
             (folder / "bwrap").chmod(0o755)
         monkeypatch.setenv("PATH", str(folder))
-        sandbox_unavailable_reason.cache_clear()
+        absent_sandbox.cache_clear()
 
     yield put
-    sandbox_unavailable_reason.cache_clear()
+    absent_sandbox.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ def bwrap(monkeypatch, tmp_path):
 )
 def test_without_a_working_bubblewrap_no_program_runs_confined(bwrap, tmp_path, lines, cause):
     bwrap(lines)
-    reason = sandbox_unavailable_reason()
+    reason = absent_sandbox().reason
     assert cause in reason
     for remedy in ("install bubblewrap", "allow user namespaces", "--emad-allow-code-execution unconfined"):
         assert remedy in reason
@@ -499,7 +499,7 @@ def test_without_a_working_bubblewrap_no_program_runs_confined(bwrap, tmp_path, 
 @pytest.mark.parametrize("lines", ["echo 'no such luck' >&2; exit 1", "exit 3"])
 def test_a_bubblewrap_that_breaks_later_is_no_outcome_of_the_program(bwrap, monkeypatch, lines):
     bwrap(lines)
-    monkeypatch.setattr(sandbox, "sandbox_unavailable_reason", lambda: "")
+    monkeypatch.setattr(sandbox, "absent_sandbox", lambda: None)
     with pytest.raises(SandboxUnavailable, match=r"no such luck|exit code 3"):
         check("confined", "def f(a): return a + 1")
 
@@ -508,7 +508,7 @@ def test_a_program_whose_process_does_not_start_is_no_outcome_of_the_program(bwr
     """The judge starts."""
     judge = f'shift $(($# - 5)); exec {sys.executable} -S {sandbox_protocol.__file__} "$@"'
     bwrap(f'case "$*" in *" answers "*) echo "no such luck" >&2; exit 1;; esac; {judge}')
-    monkeypatch.setattr(sandbox, "sandbox_unavailable_reason", lambda: "")
+    monkeypatch.setattr(sandbox, "absent_sandbox", lambda: None)
     with pytest.raises(SandboxUnavailable, match="the program's process could not start: no such luck"):
         check("confined", "def f(a): return a + 1")
 
