@@ -112,5 +112,7 @@ def test_the_digest_of_the_folder_is_among_the_settings_that_may_change_a_verdic
 
 def test_an_output_type_that_is_not_read_is_a_reason(nano: LoadedModel, folder: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("pytest_emad.measurements.task_scores.READ_OUTPUT_TYPES", ("generate_until",))
-    reasons = measured(nano, folder).task_scores.published.unavailable_reasons
-    assert reasons == {"colours": "its output type is 'multiple_choice'; generate_until are scored here"}
+    found = measured(nano, folder).task_scores.published.absent_by_task
+    assert {task: absent.reason for task, absent in found.items()} == {
+        "colours": "its output type is 'multiple_choice'; generate_until are scored here"
+    }
