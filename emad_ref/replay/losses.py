@@ -39,7 +39,7 @@ from emad_ref.replay.replay import (
     replay,
     sum_by_sequence,
 )
-from emad_ref.schedule.derived_work import compute_probe_costs, derive_token_flops
+from emad_ref.schedule.derived_work import compute_probe_costs, derive_sequence_flops
 from emad_ref.schedule.schedules import TokenPositions, get_point_schedule
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 
@@ -349,11 +349,10 @@ def _derived_flops(
         else make_entropy_reader(stepper, point.estimator, point.probes).macs_per_row
     )
     costs = compute_probe_costs(point, len(depth), lens_macs, reading)
-    each = derive_token_flops(
+    each = derive_sequence_flops(
         point, positions, depth, costs, lens_macs, geometry, get_point_translators(stepper, point)
     )
-    each += _cross_flops(geometry, batch, point, positions, depth)
-    return np.add.reduceat(each, starts[:-1])
+    return each + positions.sum_by_sequence(_cross_flops(geometry, batch, point, positions, depth))
 
 
 def _cross_flops(
