@@ -508,7 +508,7 @@ def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Int
 
 
 def deferred_sums_by_sequence(positions: TokenPositions, depth: Ints, layer: int) -> tuple[Ints, Ints]:
-    """``deferred_layer_counts`` of one layer by sequence: (tokens that run it, sum of their keys), int64 [sequences]."""
+    """``deferred_layer_counts`` by sequence, int64 [sequences]: (tokens that run the layer, sum of their keys)."""
     return _deferred_sums(positions, np.flatnonzero(depth >= layer))
 
 

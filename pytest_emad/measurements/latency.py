@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.speculation import SpeculationResult
 from emad_ref.decoding.switching import SwitchingResult
@@ -168,7 +169,9 @@ class LatencyBenchmark:
         """The most saving proposed point, regardless of quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
-        return max(self._points.selected_evaluation_losses, key=lambda loss: loss.net_reduction).point
+        best = self._points.choose_most_saving(lambda loss: True)
+        assert not isinstance(best, Absent), "some point is put forward"
+        return best.point
 
     @cached_property
     def compiled_unavailable_reason(self) -> str:
