@@ -31,7 +31,7 @@ from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText, teacher_force_texts
 from emad_ref.errors import BadArgument
-from emad_ref.flop_ledger import Flops, flops
+from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -40,10 +40,9 @@ from emad_ref.probes.tuned_lens import get_point_lens, get_point_translators, le
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay.replay import (
     ReplayResult,
-    TraceReplayer,
     compute_decode_flops_by_sequence,
-    compute_decode_work,
     compute_replayed_decode_work,
+    iterate_point_replays,
     sum_by_sequence,
 )
 from emad_ref.schedule.derived_work import compute_probe_costs, derive_sequence_flops
@@ -58,14 +57,15 @@ MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
 Column = Literal["nats", "wrong", "flops", "depth"]
 LossColumn = Literal["nats", "wrong"]
 CostColumn = Literal["flops", "depth"]
+COLUMNS: tuple[Column, ...] = ("nats", "wrong", "flops", "depth")
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: tables compare by identity
 class Losses:
     """What ``points`` lose and cost, by document: sums over its decided tokens. Comparisons are with the first point.
 
-    ``points`` [points], the first of which is full depth. ``cluster`` int64 [documents], ascending: what rows of text
-    were summed by. ``tokens`` int64 [documents].
+    ``points`` [points], the first of which is full depth. ``cluster`` int64 [documents], ascending: the id of each, by
+    which its windows were summed. ``tokens`` int64 [documents].
 
     ``nats``   float64 [points, documents] −log p of the next tokens; inf where a pruned vocabulary lost one.
     ``wrong``  int64 [points, documents] wrongly predicted next tokens, which compares every rule.
@@ -113,7 +113,7 @@ class Losses:
     def select(self, indices: Sequence[int] | Ints) -> Losses:
         """The rows of these indices, in their order."""
         rows = np.asarray(indices, dtype=np.int64)
-        taken = {name: getattr(self, name)[rows] for name in ("nats", "wrong", "flops", "depth")}
+        taken = {name: getattr(self, name)[rows] for name in COLUMNS}
         return replace(self, points=tuple(self.points[row] for row in rows), **taken)
 
     def join(self, other: Losses) -> Losses:
@@ -126,11 +126,6 @@ class Losses:
         """float64 [points] sums of ``column`` over documents."""
         sums: Floats = getattr(self, column).sum(axis=1).astype(np.float64)
         return sums
-
-    @cached_property
-    def mean_depths(self) -> Floats:
-        """[points] layers run per token."""
-        return self.means("depth")
 
     @cached_property
     def savings(self) -> Floats:
@@ -183,9 +178,6 @@ class Losses:
         return Absent(f"none of {len(self)} points is within the bounds", lacking="premise")
 
 
-COLUMNS: tuple[Column, ...] = ("nats", "wrong", "flops", "depth")
-
-
 @dataclass(frozen=True)
 class PointLoss:
     """Row ``index`` of ``table``: a point with what it loses and saves against full depth, the table's first row.
@@ -215,7 +207,7 @@ class PointLoss:
     @property
     def mean_depth(self) -> float:
         """Layers run per token."""
-        return float(self.table.mean_depths[self.index])
+        return float(self.table.means("depth")[self.index])
 
     @property
     def net_reduction(self) -> float:
@@ -230,11 +222,6 @@ class PointLoss:
     def perplexity_rise(self) -> float:
         """Relative rise over full depth."""
         return float(self.table.rises[self.index])
-
-    @property
-    def accuracy(self) -> float:
-        """Share of correctly predicted next tokens."""
-        return float(1 - self.table.means("wrong")[self.index])
 
 
 # ---------------------------------------------------------------- the choice of a margin
@@ -309,10 +296,9 @@ def choose_margin_point(
 
 def replay_losses(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> Losses:
     """Full depth, and then a row per point, in order, by replay of ``trace``."""
-    replayer, every = TraceReplayer(trace), [full_depth(trace.layers), *points]
     return losses_of_replays(
         trace,
-        map(replayer.replay, every),
+        iterate_point_replays(trace, [full_depth(trace.layers), *points]),
         lambda replayed: compute_decode_flops_by_sequence(trace, replayed, geometry),
     )
 
@@ -334,21 +320,13 @@ def losses_of_replays(trace: Trace, replays: Iterable[ReplayResult], spent: Call
     return Losses.of_sequences(points, trace.document_of_sequence, trace.n_decided_by_sequence, columns)
 
 
-def net_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult, full: Flops) -> float:
-    """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    return 1 - flops(compute_replayed_decode_work(trace, replayed), geometry).total / full.total
-
-
-def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
-    """FLOPs of a trace's decode steps at full depth."""
-    reference = full_depth(trace.layers)
-    return flops(compute_decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
-
-
 def gross_saving(trace: Trace, geometry: Geometry, point: OperatingPoint) -> float:
     """Share of full depth's FLOPs of blocks and attention alone that ``point`` saves, without its probes."""
-    mine = flops(compute_replayed_decode_work(trace, TraceReplayer(trace).replay(point)), geometry)
-    return 1 - mine.blocks_and_attention / full_depth_flops(trace, geometry).blocks_and_attention
+    full, mine = (
+        flops(compute_replayed_decode_work(trace, replayed), geometry).blocks_and_attention
+        for replayed in iterate_point_replays(trace, [full_depth(trace.layers), point])
+    )
+    return 1 - mine / full
 
 
 def tokens_before_depth_by_sequence(trace: Trace, depth: Ints, layer: int) -> Floats:

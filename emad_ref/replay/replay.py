@@ -41,11 +41,6 @@ class ReplayResult:
     top1: NDArray[np.int32]
     macs_per_row: int = 0
 
-    @cached_property
-    def mean_nll(self) -> float:
-        """Nats per token."""
-        return float(self.nll_nats.mean())
-
     def is_top1_correct(self, trace: Trace) -> Bools:
         """bool [tokens] whether the top-1 token is the next token of ``trace``."""
         right: Bools = self.top1 == trace.target_int32

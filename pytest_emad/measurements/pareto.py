@@ -72,12 +72,11 @@ class FamilyComparison:
     def __init__(
         self,
         geometry: Geometry,
-        sequences: Callable[[Of], list[TokenSequence]],
         trace: Callable[[Of], Trace],
         make: Callable[[NetSavingFunction], dict[str, list[OperatingPoint]]],
         refused: Mapping[str, str] = MappingProxyType({}),
     ):
-        self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
+        self.geometry, self._trace, self._make = geometry, trace, make
         self.refused = refused
         self._losses: dict[tuple[str, Of], Losses] = {}
 
@@ -231,7 +230,6 @@ class BaselineComparison(FamilyComparison):
 
         super().__init__(
             subject.loaded.geometry,
-            lambda of: subject.cut_windows(of, getattr(subject.budget, of)),
             lambda of: traces.validation if of == "validate" else traces.evaluation,
             make,
         )
@@ -296,7 +294,7 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     def trace(of: Of) -> Trace:
         return subject.take_lens_trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
 
-    return FamilyComparison(subject.loaded.geometry, sequences, trace, make, refused)
+    return FamilyComparison(subject.loaded.geometry, trace, make, refused)
 
 
 LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling line by a single swap

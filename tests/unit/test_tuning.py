@@ -44,7 +44,7 @@ def test_the_margin_is_chosen_on_text_that_calibration_did_not_see(monkeypatch):
     chosen = choose_margin(tiny, profile, documents=FEW)
     assert read == ["validate"]
     (table,) = tables
-    allowed = table.mean_depths[mark_within_margin_bounds(table)]
+    allowed = table.means("depth")[mark_within_margin_bounds(table)]
     assert chosen.mean_depth == allowed.min() < table[0].mean_depth
     assert chosen.point.margin_nats is not None
 

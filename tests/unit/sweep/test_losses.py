@@ -63,12 +63,12 @@ def test_depths_are_summed_by_document(trace):
     assert row.table.depth[1].tolist() == [sum(DEPTHS[:3]), sum(DEPTHS[3:])]
 
 
-def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
+def test_wrong_tokens_are_those_told_at_the_depths_taken(trace):
     """Layer 4 predicts 7 at every position; layers 2 and 6 predict the next token except at the last position."""
     told = np.full((5, LAYERS), 7, dtype=np.int32)
     told[:4, [1, 5]] = trace.target[:4, None]
     _, row = replay_losses(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
-    assert row.accuracy == pytest.approx(2 / 5), "positions 0 and 4, at layers 6 and 2"
+    assert row.table.means("wrong")[1] == pytest.approx(3 / 5), "all but positions 0 and 4, at layers 6 and 2"
 
 
 @pytest.mark.parametrize("signal", [ENTROPY.name, "agreement"])
@@ -81,7 +81,7 @@ def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
     assert asked == ["0.2", "others"]
 
 
-def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
+def test_a_rule_that_lost_a_next_token_has_wrong_tokens_and_no_finite_perplexity(trace):
     """Its output and its cost are its own: k = 3 of 101 tokens after the minimum layer 2."""
     first, layers = confidence_sweep("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
@@ -97,7 +97,7 @@ def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(tra
     assert row.mean_depth == 3.0
     assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)
     assert (row.nats == [np.inf, 1.0]).all()
-    assert row.accuracy == pytest.approx(2 / 5)
+    assert row.table.means("wrong")[1] == pytest.approx(3 / 5)
     work, full = Work.none(LAYERS), work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
     for position in [0, 1, 2, 4, 5]:
         work.tokens[:3] += 1
