@@ -23,7 +23,7 @@ Decode with two models
     Each model is a ``Partner``. ``stream_pair`` streams the text of two models that switch.
 Fit readouts of early layers
     ``fit_lens``, ``fit_gate`` and ``fit_translators`` fit them on text, ``load_lens`` reads a lens, ``attach_lens`` and
-    ``attach_translators`` give them to a model. ``decoded_columns`` gives the losses of points that replay cannot
+    ``attach_translators`` give them to a model. ``decode_losses`` gives the losses of points that replay cannot
     decide.
 Count work
     ``Record`` holds a decoder's decisions, ``Work`` what it ran; ``flops`` turns work into FLOPs.
@@ -79,7 +79,7 @@ _HOMES = {  # in the order of the docstring
     "load_lens": "emad_ref.calibration.lens_files",
     "attach_lens": "emad_ref.probes.tuned_lens",
     "attach_translators": "emad_ref.probes.tuned_lens",
-    "decoded_columns": "emad_ref.replay.losses",
+    "decode_losses": "emad_ref.replay.losses",
     "Record": "emad_ref.record",
     "Work": "emad_ref.record",
     "flops": "emad_ref.flop_ledger",

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.calibration_run import CalibrationPlan, calibrate
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
@@ -23,15 +24,14 @@ from emad_ref.errors import EmadError, require_instance, require_whole
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, get_required_tokenizer, require_decoder_only
 from emad_ref.models.tokenizers import describe_loss_above_chance
-from emad_ref.point import full_depth
 from emad_ref.record import Ints
 from emad_ref.replay.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points
 from emad_ref.replay.losses import (
     MAX_PERPLEXITY_POINTS,
     MAX_RELATIVE_RISE,
     PointLoss,
-    cheapest_within_bounds,
-    point_losses,
+    choose_margin_point,
+    replay_losses,
 )
 from emad_ref.text.corpora import LazyDocumentTokens, iterate_corpus_documents, tokenize_without_special_tokens
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
@@ -100,7 +100,9 @@ def choose_margin(
     *,
     data: Path | None = None,
 ) -> PointLoss:
-    """Choose the cheapest margin whose loss on validation text is within the bounds of ``docs/methods.md``.
+    """Choose the cheapest margin whose loss on validation text is surely within the bounds of ``docs/methods.md``.
+
+    An upper bound of the loss decides (one-sided 95 %, over documents), not its estimate.
 
     Parameters
     ----------
@@ -122,7 +124,7 @@ def choose_margin(
     BadProfile
         The profile of another model.
     NoMargin
-        No margin is within the bounds.
+        No margin is surely within the bounds, as with few documents.
     BadArgument, EmptyCorpus
         As ``take_profile``.
 
@@ -136,12 +138,12 @@ def choose_margin(
     profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
     trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
     margins = margin_points(profile, NetSavingFunction(trace, model.geometry), SETTINGS_PER_FAMILY)
-    (reference,) = point_losses(trace, model.geometry, [full_depth(profile.layers)])
-    chosen = cheapest_within_bounds(point_losses(trace, model.geometry, margins), reference.perplexity)
-    if chosen is None:
+    losses = replay_losses(trace, model.geometry, margins)
+    chosen = choose_margin_point(losses)
+    if isinstance(chosen, Absent):
         raise NoMargin(
-            f"corpus={corpus!r}, but every margin loses more than {MAX_PERPLEXITY_POINTS:g} perplexity points or "
-            f"{MAX_RELATIVE_RISE:.0%} there; full depth is what this model needs"
+            f"corpus={corpus!r}, but no margin is sure to lose at most {MAX_PERPLEXITY_POINTS:g} perplexity points and "
+            f"{MAX_RELATIVE_RISE:.0%} on its {len(losses.tokens)} documents; full depth is what this model needs"
         )
     return chosen
 

@@ -14,7 +14,7 @@ custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # also lazy names, for users: docs/python.md
 plot_profile, plot_depth_by_position, plot_explorer, plot_cost_against_quality  # also lazy: docs/results.ipynb
 _repr_html_  # display of an object in a notebook
-fit_translators, attach_translators, decoded_columns  # also lazy: docs/lens.md
+fit_translators, attach_translators, decode_losses  # also lazy: docs/lens.md
 features_of_windows  # docs/screen.md
 state_translators_to_tensors, state_translators_from_tensors  # for files that contain translators and other content
 emad_accuracy  # a fixture of users' suites: docs/accuracy.md

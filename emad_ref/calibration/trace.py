@@ -99,6 +99,7 @@ class Trace:
     ``divergence_nats``  float32 [tokens, L] KL(p_L ‖ p_ℓ), 0 at L, for oracles; None: not recorded.
     ``read_layers``      layers whose heads were read, the last among them; others hold NaN (``top1``: −1). None: every.
     ``sampled``          bool [tokens] positions at which every layer's head was read nevertheless; None: nowhere.
+    ``documents``        int64 [sequences] the document each was cut from; None: each is its own.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -118,6 +119,7 @@ class Trace:
     divergence_nats: NDArray[np.float32] | None = None
     read_layers: tuple[int, ...] | None = None
     sampled: Bools | None = None
+    documents: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -256,7 +258,12 @@ class Trace:
         """The sequences ``order`` [n] of this trace, in that order."""
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
         starts = np.concatenate([[0], np.cumsum(self.n_decided_by_sequence[order])])
-        return replace(self._select_rows(rows), starts=starts, first_decided=self.first_decided[order])
+        return replace(
+            self._select_rows(rows),
+            starts=starts,
+            first_decided=self.first_decided[order],
+            documents=None if self.documents is None else self.documents[order],
+        )
 
     @property
     def fully_read_trace(self) -> Trace:
@@ -292,6 +299,11 @@ class Trace:
         return len(self.first_decided)
 
     @property
+    def document_of_sequence(self) -> Ints:
+        """int64 [sequences] the document of each."""
+        return np.arange(self.n_sequences) if self.documents is None else self.documents
+
+    @property
     def n_decided_by_sequence(self) -> Ints:
         """[sequences] decided positions of each."""
         return np.diff(self.starts)
@@ -323,6 +335,7 @@ def concatenate_traces(parts: Sequence[Trace]) -> Trace:
         divergence_nats=np.concatenate([part.divergence() for part in parts]) if has_divergence else None,
         read_layers=parts[0].read_layers,
         sampled=None if (parts[0].sampled is None) else np.concatenate([part.sampled for part in parts]),
+        documents=None if (parts[0].documents is None) else np.concatenate([part.documents for part in parts]),
     )
 
 
@@ -403,9 +416,7 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
         position=np.arange(start, len(tokens) - 1),
         starts=np.array([0, len(rows)]),
         first_decided=np.array([start]),
-        estimates={},
-        macs_per_row={},
-        rules={},
+        documents=np.array([sequence.document]),
     )
 
 
@@ -536,6 +547,7 @@ def trace_batch(
         divergence_nats=columns[DIVERGENCE_COLUMN] if options.divergence else None,
         read_layers=read,
         sampled=sampled,
+        documents=np.array([s.document for s in batch]),
     )
     confidence = compute_columns_by_confidence_rule(stepper, rules, remembered, target, trace.nll_nats, trace.top1)
     return replace(trace, rules=confidence)

@@ -61,17 +61,20 @@ class ThresholdSweep:
 
 
 class NetSavingFunction:
-    """Net saving of a point on one trace, a share of full depth's FLOPs, in which grids are evenly spaced."""
+    """Net saving of a point on one trace, a share of full depth's FLOPs, in which grids are evenly spaced.
+
+    ``replayer``: of that trace.
+    """
 
     def __init__(self, trace: Trace, geometry: Geometry):
-        self._replayer, self._geometry = TraceReplayer(trace), geometry
+        self.replayer, self._geometry = TraceReplayer(trace), geometry
         self._full = self._spent(full_depth(trace.layers))
 
     def __call__(self, point: OperatingPoint) -> float:
         return 1 - self._spent(point) / self._full
 
     def _spent(self, point: OperatingPoint) -> int:
-        trace, depth = self._replayer.trace, self._replayer.compute_depths(point)
+        trace, depth = self.replayer.trace, self.replayer.compute_depths(point)
         macs_per_row = trace.macs_per_row.get(point.estimator, 0)
         return flops(compute_decode_work(trace, depth, point, macs_per_row), self._geometry).total
 

@@ -1,179 +1,332 @@
-"""Losses and costs of operating points: from replays of one trace, or from decoding if only decoding is exact.
+"""What operating points lose and cost on one text: one table, one choice from it, and how it is made.
 
-Loss tables compare points on a trace, and a point is chosen from them (EMAD, "Select margin m on a small validation
-set"). Under state copying the states of later tokens change with every exit, so no trace gives a point's loss. Then the
-text is decoded: layer by layer for points with copied K/V, else token by token in batches. If replay is exact both give
-the same columns (a law). Each row of a batch is charged the work of a session of that row alone (a law): derived from
-its depths, or as counted under a confidence rule, whose readouts depend on the text.
+``Losses`` has a row per point and a column per document. Replays of a trace make it (``replay_losses``). Under state
+copying the states of later tokens change with every exit, so no trace gives a point's loss; then the text is decoded
+(``decode_losses``): layer by layer for points with copied K/V, else token by token in batches. If replay is exact both
+give the same table (a law). Each row of a batch is charged the work of a session of that row alone (a law): derived
+from its depths, or as counted under a confidence rule, whose readouts depend on the text.
 
 Decode steps are charged: the last prompt position and all after it. An encoder's run belongs to its prompt;
 cross-attention of decode steps, and the K/V of a source that they need, are charged.
+
+A point is chosen by ``Losses.choose``. A margin ("Select margin m on a small validation set", EMAD) is chosen by an
+upper bound of its rise, ``bound_rises``: a choice by the estimate ends on the threshold, and the chosen point's true
+rise exceeds the threshold in 12 to 39 % of runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
+from scipy import stats
 from tqdm import tqdm
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS, TeacherForcedText, teacher_force_texts
 from emad_ref.errors import BadArgument
-from emad_ref.flop_ledger import Flops, flops
+from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.estimators import make_entropy_reader
 from emad_ref.probes.tuned_lens import get_point_lens, get_point_translators, lens_macs_by_layer
-from emad_ref.record import Floats, Ints
+from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay.replay import (
     ReplayResult,
     compute_decode_flops_by_sequence,
-    compute_decode_work,
     compute_replayed_decode_work,
     iterate_point_replays,
-    replay,
     sum_by_sequence,
 )
-from emad_ref.schedule.derived_work import compute_probe_costs, derive_token_flops
+from emad_ref.schedule.derived_work import compute_probe_costs, derive_sequence_flops
 from emad_ref.schedule.schedules import TokenPositions, get_point_schedule
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 
-POSITIONS = ((1, 32), (33, 128), (129, None))
+ONE_SIDED_LEVEL = 0.05  # of every bound on a rise
+MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
+MAX_RELATIVE_RISE = 0.01  # an additional bound, since at perplexity 1.4 the paper's 0.1 alone would be 7 %
+MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
+
+Column = Literal["nats", "wrong", "flops", "depth"]
+LossColumn = Literal["nats", "wrong"]
+CostColumn = Literal["flops", "depth"]
+COLUMNS: tuple[Column, ...] = ("nats", "wrong", "flops", "depth")
 
 
-@dataclass(frozen=True, eq=False)  # holds arrays: rows compare by identity
+@dataclass(frozen=True, eq=False)  # holds arrays: tables compare by identity
+class Losses:
+    """What ``points`` lose and cost, by document: sums over its decided tokens. Comparisons are with the first point.
+
+    ``points`` [points], the first of which is full depth. ``cluster`` int64 [documents], ascending: the id of each, by
+    which its windows were summed. ``tokens`` int64 [documents].
+
+    ``nats``   float64 [points, documents] −log p of the next tokens; inf where a pruned vocabulary lost one.
+    ``wrong``  int64 [points, documents] wrongly predicted next tokens, which compares every rule.
+    ``flops``  int64 [points, documents] all executed work.
+    ``depth``  int64 [points, documents] layers run.
+    """
+
+    points: tuple[OperatingPoint, ...]
+    cluster: Ints
+    tokens: Ints
+    nats: Floats
+    wrong: Ints
+    flops: Ints
+    depth: Ints
+
+    @classmethod
+    def of_sequences(
+        cls, points: Sequence[OperatingPoint], document: Ints, tokens: Ints, columns: Mapping[Column, Floats]
+    ) -> Losses:
+        """From ``columns`` [points, sequences], summed by ``document`` [sequences]; ``tokens`` [sequences]."""
+        order = np.argsort(document, kind="stable")
+        cluster, first = np.unique(document[order], return_index=True)
+
+        def summed(values: Floats | Ints) -> Floats:
+            sums: Floats = np.add.reduceat(np.asarray(values, dtype=np.float64)[..., order], first, axis=-1)
+            return sums
+
+        nats, *counts = (summed(columns[name]) for name in COLUMNS)
+        whole = (each.astype(np.int64) for each in (summed(tokens), *counts))
+        return cls(tuple(points), cluster, next(whole), nats, *whole)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> PointLoss:
+        return PointLoss(self, range(len(self))[index])
+
+    def __iter__(self) -> Iterator[PointLoss]:
+        return map(self.__getitem__, range(len(self)))
+
+    def of(self, point: OperatingPoint) -> PointLoss:
+        """The row of ``point``, the first if there are several."""
+        return self[self.points.index(point)]
+
+    def select(self, indices: Sequence[int] | Ints) -> Losses:
+        """The rows of these indices, in their order."""
+        rows = np.asarray(indices, dtype=np.int64)
+        taken = {name: getattr(self, name)[rows] for name in COLUMNS}
+        return replace(self, points=tuple(self.points[row] for row in rows), **taken)
+
+    def join(self, other: Losses) -> Losses:
+        """The rows of both tables, of the same documents."""
+        assert np.array_equal(self.tokens, other.tokens), "tables of one text"
+        both = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in COLUMNS}
+        return replace(self, points=self.points + other.points, **both)
+
+    def totals(self, column: Column) -> Floats:
+        """float64 [points] sums of ``column`` over documents."""
+        sums: Floats = getattr(self, column).sum(axis=1).astype(np.float64)
+        return sums
+
+    @cached_property
+    def savings(self) -> Floats:
+        """[points] net share of full depth's FLOPs saved."""
+        return self.saved_shares("flops")
+
+    def saved_shares(self, cost: CostColumn) -> Floats:
+        """[points] share of full depth's ``cost`` saved."""
+        spent = self.totals(cost)
+        shares: Floats = 1 - spent / spent[0]
+        return shares
+
+    def means(self, column: Column) -> Floats:
+        """[points] ``column`` per token."""
+        mean: Floats = self.totals(column) / self.tokens.sum()
+        return mean
+
+    @cached_property
+    def perplexities(self) -> Floats:
+        """[points] exp(Σ nats / Σ tokens)."""
+        return np.array([perplexity_from_nats(float(mean)) for mean in self.means("nats")])
+
+    @cached_property
+    def rises(self) -> Floats:
+        """[points] relative rise of perplexity over full depth."""
+        mean = self.excess_nats.sum(axis=1) / self.tokens.sum()
+        return np.array([perplexity_rise_from_nats(float(each)) for each in mean])
+
+    @cached_property
+    def excess_nats(self) -> Floats:
+        """[points, documents] nats above full depth."""
+        excess: Floats = self.nats - self.nats[0]
+        return excess
+
+    @cached_property
+    def rise_bounds(self) -> Floats:
+        """[points] upper bound of the rise (``bound_rises``)."""
+        return bound_rises(self.excess_nats, self.tokens)
+
+    def choose(
+        self, by: Column, within: Bools, accept: Callable[[PointLoss], bool] = lambda row: True
+    ) -> PointLoss | Absent:
+        """The row with the least total of ``by`` among those ``within`` [points] that ``accept`` takes.
+
+        The first of equals. ``accept`` is asked in this order, and no further than needed.
+        """
+        for index in np.argsort(self.totals(by), kind="stable").tolist():
+            if within[index] and accept(self[index]):
+                return self[index]
+        return Absent(f"none of {len(self)} points is within the bounds", lacking="premise")
+
+
+@dataclass(frozen=True)
 class PointLoss:
-    """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges all executed work.
+    """Row ``index`` of ``table``: a point with what it loses and saves against full depth, the table's first row.
 
-    ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
-    pruned vocabulary has lost one next token. ``accuracy``: share of correctly predicted next tokens, which compares
-    every rule.
+    Perplexities are exp(Σ nats / Σ tokens), infinite as soon as a pruned vocabulary has lost one next token.
     """
 
-    point: OperatingPoint
-    mean_depth: float
-    depth_p50: float
-    depth_p90: float
-    depth_shares: dict[int, float]
-    gross_reduction: float
-    net_reduction: float
-    nll_nats: Floats
-    perplexity: float
-    perplexity_rise: float
-    accuracy: float
+    table: Losses
+    index: int
+
+    @property
+    def point(self) -> OperatingPoint:
+        return self.table.points[self.index]
+
+    def named(self, name: str) -> PointLoss:
+        """The same row, with its point under another name."""
+        points = list(self.table.points)
+        points[self.index] = replace(self.point, name=name)
+        return PointLoss(replace(self.table, points=tuple(points)), self.index)
+
+    @property
+    def nats(self) -> Floats:
+        """float64 [documents] −log p of the next tokens, summed over each document."""
+        nats: Floats = self.table.nats[self.index]
+        return nats
+
+    @property
+    def mean_depth(self) -> float:
+        """Layers run per token."""
+        return float(self.table.means("depth")[self.index])
+
+    @property
+    def net_reduction(self) -> float:
+        """Share of full-depth FLOPs of the same decode steps that is saved, all executed work charged."""
+        return float(self.table.savings[self.index])
+
+    @property
+    def perplexity(self) -> float:
+        return float(self.table.perplexities[self.index])
+
+    @property
+    def perplexity_rise(self) -> float:
+        """Relative rise over full depth."""
+        return float(self.table.rises[self.index])
 
 
-def compute_point_loss_from_replay(
-    trace: Trace, geometry: Geometry, replayed: ReplayResult, reference: ReplayResult, full: Flops
-) -> PointLoss:
-    """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
-    mine = flops(compute_replayed_decode_work(trace, replayed), geometry)
-    values = np.flatnonzero(replayed.depth_histogram)
-    counts, tokens = replayed.depth_histogram[values], len(trace)
-    return PointLoss(
-        point=replayed.point,
-        mean_depth=int(values @ counts) / tokens,
-        depth_p50=_weighted_quantile(values, counts, 0.5),
-        depth_p90=_weighted_quantile(values, counts, 0.9),
-        depth_shares={int(v): float(c / tokens) for v, c in zip(values, counts, strict=True)},
-        gross_reduction=1 - mine.blocks_and_attention / full.blocks_and_attention,
-        net_reduction=1 - mine.total / full.total,
-        nll_nats=sum_by_sequence(trace, replayed.nll_nats),
-        perplexity=perplexity_from_nats(replayed.mean_nll),
-        perplexity_rise=perplexity_rise_from_nats(replayed.mean_nll - reference.mean_nll),
-        accuracy=np.count_nonzero(replayed.is_top1_correct(trace)) / tokens,
-    )
+# ---------------------------------------------------------------- the choice of a margin
 
 
-def _weighted_quantile(values: Ints, counts: Ints, share: float) -> float:
-    """``np.quantile`` of ascending ``values`` with multiplicities ``counts``, without sorting."""
-    place = share * (counts.sum() - 1)
-    around = np.searchsorted(counts.cumsum(), [np.floor(place), np.ceil(place)], side="right")
-    low, high = values[around].tolist()
-    return float(low + (high - low) * (place % 1))
+def bound_rises(
+    excess_nats: Floats, tokens: Ints | Floats, *, confirmed_on: int | None = None, lower: bool = False
+) -> Floats:
+    """One-sided 95 % bounds of relative rises of perplexity, from sums by document; upper ones unless ``lower``.
+
+    With a mean excess of m nats per token, its linearised standard error s over documents, and Student's t, the bound
+    is m + t·s. A single document bounds nothing. A lost next token has an infinite rise, and NaN for its bound, which
+    is within no level.
+
+    Args:
+        excess_nats: [..., documents] nats above full depth.
+        tokens: [documents].
+        confirmed_on: None, or a number of documents of another text: then the bound is the smallest level at which
+            that text, with an expected error of s′, will confirm the point in 95 of 100 runs, m + t·√(s² + s′²) + t·s′.
+        lower: the largest level that the point is shown to exceed, m − t·s.
+    """
+    count, total = len(tokens), float(np.sum(tokens))
+    mean = np.asarray(excess_nats).sum(axis=-1) / total
+    if count < 2:
+        return np.full(np.shape(mean), -1.0 if lower else np.inf)
+    with np.errstate(invalid="ignore"):
+        away = excess_nats - mean[..., None] * tokens
+        error = np.sqrt(count / (count - 1) * (away * away).sum(axis=-1)) / total
+    least = count if confirmed_on is None else min(count, max(confirmed_on, 2))
+    t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, least - 1))
+    if lower:
+        bound = mean - t * error
+    elif confirmed_on is None:
+        bound = mean + t * error
+    else:
+        later = error * np.sqrt(count / confirmed_on)
+        bound = mean + t * np.hypot(error, later) + t * later
+    return np.array([perplexity_rise_from_nats(float(each)) for each in np.ravel(bound)]).reshape(np.shape(bound))
 
 
-def point_losses(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[PointLoss]:
-    """One row per point, in order."""
-    reference = replay(trace, full_depth(trace.layers))
-    full = full_depth_flops(trace, geometry)
-    return [
-        compute_point_loss_from_replay(trace, geometry, replayed, reference, full)
-        for replayed in iterate_point_replays(trace, points)
-    ]
+def mark_within_margin_bounds(losses: Losses) -> Bools:
+    """[points] whether an upper bound shows a validation rise of at most min(0.1 perplexity points, 1 %).
+
+    Full depth, the first point, is no candidate.
+    """
+    most = min(MAX_RELATIVE_RISE, MAX_PERPLEXITY_POINTS / losses.perplexities[0])
+    within: Bools = losses.rise_bounds <= most
+    within[0] = False
+    return within
 
 
-def net_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult, full: Flops) -> float:
-    """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    return 1 - flops(compute_replayed_decode_work(trace, replayed), geometry).total / full.total
+def choose_margin_point(
+    losses: Losses, accuracy_drops: Callable[[OperatingPoint], Mapping[str, float]] | None = None
+) -> PointLoss | Absent:
+    """The point of smallest mean depth whose loss on validation text, ``losses``, is within bounds.
 
-
-def full_depth_flops(trace: Trace, geometry: Geometry) -> Flops:
-    """FLOPs of a trace's decode steps at full depth."""
-    reference = full_depth(trace.layers)
-    return flops(compute_decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
-
-
-@dataclass(frozen=True, eq=False)
-class PointColumnsBySequence:
-    """Losses and costs of points in each sequence of a trace; float64 [sequences, points], sums over its tokens.
-
-    ``wrong``: wrongly predicted next tokens. ``depth``: layers run.
+    Args:
+        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by 0.5 %:
+            a mean would let one task pay for another. Called only for points within the bounds of perplexity, cheapest
+            first. These stay estimates, since a bound of 0.5 % takes 600 items without a loss. None: perplexity alone
+            decides.
     """
 
-    nll_nats: Floats
-    wrong: Floats
-    flops: Floats
-    depth: Floats
+    def keeps_tasks(row: PointLoss) -> bool:
+        return accuracy_drops is None or all(drop <= MAX_ACCURACY_DROP for drop in accuracy_drops(row.point).values())
+
+    return losses.choose("depth", mark_within_margin_bounds(losses), keeps_tasks)
 
 
-def replay_points_to_columns(
-    trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]
-) -> PointColumnsBySequence:
-    """A column per point, in order.
+# ---------------------------------------------------------------- by replay
 
-    Raises:
-        BadArgument: no point.
-    """
-    return columns_from_replays(
+
+def replay_losses(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> Losses:
+    """Full depth, and then a row per point, in order, by replay of ``trace``."""
+    return losses_of_replays(
         trace,
-        iterate_point_replays(trace, points),
+        iterate_point_replays(trace, [full_depth(trace.layers), *points]),
         lambda replayed: compute_decode_flops_by_sequence(trace, replayed, geometry),
     )
 
 
-def columns_from_replays(
-    trace: Trace, replays: Iterable[ReplayResult], spent: Callable[[ReplayResult], Floats]
-) -> PointColumnsBySequence:
-    """A column per replay, in order; ``spent``: its FLOPs [sequences].
-
-    Raises:
-        BadArgument: no replay.
-    """
-    each = [
-        (
-            sum_by_sequence(trace, replayed.nll_nats),
-            sum_by_sequence(trace, ~replayed.is_top1_correct(trace)),
-            spent(replayed),
-            sum_by_sequence(trace, replayed.depth),
+def losses_of_replays(trace: Trace, replays: Iterable[ReplayResult], spent: Callable[[ReplayResult], Floats]) -> Losses:
+    """A row per replay, in order, full depth first; ``spent``: its FLOPs [sequences]."""
+    points, rows = list[OperatingPoint](), list[tuple[Floats, ...]]()
+    for replayed in replays:
+        points.append(replayed.point)
+        rows.append(
+            (
+                sum_by_sequence(trace, replayed.nll_nats),
+                sum_by_sequence(trace, ~replayed.is_top1_correct(trace)),
+                spent(replayed),
+                sum_by_sequence(trace, replayed.depth),
+            )
         )
-        for replayed in replays
-    ]
-    if not each:
-        raise BadArgument("points", [], "at least one point")
-    return PointColumnsBySequence(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+    columns = dict(zip(COLUMNS, map(np.stack, zip(*rows, strict=True)), strict=True))
+    return Losses.of_sequences(points, trace.document_of_sequence, trace.n_decided_by_sequence, columns)
 
 
-def perplexity_rises(columns: PointColumnsBySequence, tokens: Floats) -> Floats:
-    """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
-    nats = columns.nll_nats
-    rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
-    return np.array([perplexity_rise_from_nats(float(each)) for each in rise])
+def gross_saving(trace: Trace, geometry: Geometry, point: OperatingPoint) -> float:
+    """Share of full depth's FLOPs of blocks and attention alone that ``point`` saves, without its probes."""
+    full, mine = (
+        flops(compute_replayed_decode_work(trace, replayed), geometry).blocks_and_attention
+        for replayed in iterate_point_replays(trace, [full_depth(trace.layers), point])
+    )
+    return 1 - mine / full
 
 
 def tokens_before_depth_by_sequence(trace: Trace, depth: Ints, layer: int) -> Floats:
@@ -187,6 +340,9 @@ def tokens_before_depth_by_sequence(trace: Trace, depth: Ints, layer: int) -> Fl
     )
 
 
+POSITIONS = ((1, 32), (33, 128), (129, None))
+
+
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
     """Mean ``depth`` [tokens] in each of ``POSITIONS`` (counted from 1) with tokens, e.g. ``{"1–32": 7.5}``."""
     position = trace.position + 1
@@ -198,48 +354,10 @@ def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
     return means
 
 
-MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
-MAX_RELATIVE_RISE = 0.01  # an additional bound, since at perplexity 1.4 the paper's 0.1 alone would be 7 %
-MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
+# ---------------------------------------------------------------- by decoding
 
 
-def is_within_bounds(row: PointLoss, reference_perplexity: float) -> bool:
-    """Validation drop ≤ min(0.1 perplexity points, 1 % relative)."""
-    drop = row.perplexity - reference_perplexity
-    return drop <= MAX_PERPLEXITY_POINTS and row.perplexity_rise <= MAX_RELATIVE_RISE
-
-
-def cheapest_within_bounds(
-    table: Sequence[PointLoss],
-    reference_perplexity: float,
-    accuracy_drops: Callable[[OperatingPoint], Mapping[str, float]] | None = None,
-) -> PointLoss | None:
-    """The row of smallest mean depth whose validation drop is within bounds; None without one.
-
-    Args:
-        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by 0.5 %:
-            a mean would let one task pay for another. Called only for points within the bounds of perplexity, cheapest
-            first. None: perplexity alone decides.
-    """
-    for row in sorted(table, key=lambda row: row.mean_depth):
-        if not is_within_bounds(row, reference_perplexity):
-            continue
-        drops = {} if accuracy_drops is None else accuracy_drops(row.point)
-        if all(drop <= MAX_ACCURACY_DROP for drop in drops.values()):
-            return row
-    return None
-
-
-def best_at_equal_flops(table: Sequence[PointLoss], net_reduction: float) -> PointLoss | None:
-    """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
-
-    For tables of single points; claims compare at exactly the same saving.
-    """
-    affordable = [row for row in table if row.net_reduction >= net_reduction]
-    return min(affordable, key=lambda row: row.perplexity, default=None)
-
-
-def decoded_columns(
+def decode_losses(
     stepper: Stepper,
     geometry: Geometry,
     sequences: Sequence[TokenSequence],
@@ -247,7 +365,7 @@ def decoded_columns(
     *,
     rows: int = BATCH_ROWS,
     progress: str | None = None,
-) -> PointColumnsBySequence:
+) -> Losses:
     """Losses and costs of operating points, by teacher forcing at each point (``decoding.teacher_forcing``).
 
     Parameters
@@ -257,9 +375,9 @@ def decoded_columns(
     geometry : Geometry
         Sizes of that model, for FLOPs.
     sequences : sequence of TokenSequence
-        The text; columns keep its order.
+        The text; those of one document are summed.
     points : sequence of OperatingPoint
-        One column each, in order.
+        One row each, in order. Shares and rises are over the first: name full depth there.
     rows : int
         Largest batch.
     progress : str or None
@@ -267,8 +385,8 @@ def decoded_columns(
 
     Returns
     -------
-    PointColumnsBySequence
-        float64 [sequences, points]: NLL in nats, wrong tokens, FLOPs, layers run; sums over the decided tokens.
+    Losses
+        A row per point, a column per document.
 
     Raises
     ------
@@ -285,8 +403,8 @@ def decoded_columns(
         raise BadArgument("rows", rows, "at least 1")
     if not list(iterate_batches(sequences)):
         raise BadArgument("sequences", [], "at least one sequence")
-    columns = [
-        columns_from_teacher_forced_texts(
+    first, *others = (
+        losses_of_texts(
             stepper,
             geometry,
             sequences,
@@ -294,10 +412,10 @@ def decoded_columns(
             teacher_force_at_point(stepper, sequences, point, rows=rows, progress=progress),
         )
         for point in requested
-    ]
-    return PointColumnsBySequence(
-        *(np.hstack([getattr(each, field.name) for each in columns]) for field in fields(PointColumnsBySequence))
     )
+    for other in others:
+        first = first.join(other)
+    return first
 
 
 def teacher_force_at_point(
@@ -308,29 +426,31 @@ def teacher_force_at_point(
     rows: int = BATCH_ROWS,
     progress: str | None = None,
 ) -> list[TeacherForcedText]:
-    """``sequences`` fed to the reference decoder at ``point``; arguments and exceptions as of ``decoded_columns``."""
+    """``sequences`` fed to the reference decoder at ``point``; arguments and exceptions as of ``decode_losses``."""
     decoder = WalkedDecoder(stepper, point, max_rows=1 if point.confidence is not None else rows)
     total = sum(sequence.n_decided for sequence in sequences)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
         return teacher_force_texts(decoder, sequences, bar.update)
 
 
-def columns_from_teacher_forced_texts(
+def losses_of_texts(
     stepper: Stepper,
     geometry: Geometry,
     sequences: Sequence[TokenSequence],
     point: OperatingPoint,
     texts: Sequence[TeacherForcedText],
-) -> PointColumnsBySequence:
-    """Columns [sequences, 1] of ``texts``, the result of ``teacher_force_at_point`` on ``sequences`` at ``point``."""
+) -> Losses:
+    """The row of ``texts``, the result of ``teacher_force_at_point`` on ``sequences`` at ``point``."""
     depths = [text.depth for text in texts]
     if point.confidence is None:
         cost = _derived_flops(stepper, geometry, sequences, point, depths)
     else:
         cost = np.array([float(flops(text.work, geometry).total) for text in texts if text.work is not None])
-    nll_nats, wrong = (np.array([getattr(text, name).sum() for text in texts], float) for name in ("nll_nats", "wrong"))
-    depth = np.array([each.sum() for each in depths], dtype=np.float64)
-    return PointColumnsBySequence(*(each[:, None] for each in (nll_nats, wrong, cost, depth)))
+    nats, wrong = (np.array([getattr(text, name).sum() for text in texts], float) for name in ("nll_nats", "wrong"))
+    depth = np.array([each.sum() for each in depths])
+    columns = {name: values[None] for name, values in zip(COLUMNS, (nats, wrong, cost, depth), strict=True)}
+    document = np.array([sequence.document for sequence in sequences])
+    return Losses.of_sequences([point], document, np.array([len(each) for each in depths]), columns)
 
 
 def _derived_flops(
@@ -349,11 +469,10 @@ def _derived_flops(
         else make_entropy_reader(stepper, point.estimator, point.probes).macs_per_row
     )
     costs = compute_probe_costs(point, len(depth), lens_macs, reading)
-    each = derive_token_flops(
+    each = derive_sequence_flops(
         point, positions, depth, costs, lens_macs, geometry, get_point_translators(stepper, point)
     )
-    each += _cross_flops(geometry, batch, point, positions, depth)
-    return np.add.reduceat(each, starts[:-1])
+    return each + positions.sum_by_sequence(_cross_flops(geometry, batch, point, positions, depth))
 
 
 def _cross_flops(

@@ -22,7 +22,7 @@ from emad_ref.exit_rules import assign_bins, extrapolate_exits_between_probes, i
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.schedule.derived_work import ProbeCosts, compute_probe_costs, derive_token_flops, derive_work
+from emad_ref.schedule.derived_work import ProbeCosts, compute_probe_costs, derive_sequence_flops, derive_work
 from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import SIGNALS
 
@@ -40,11 +40,6 @@ class ReplayResult:
     nll_nats: Floats
     top1: NDArray[np.int32]
     macs_per_row: int = 0
-
-    @cached_property
-    def mean_nll(self) -> float:
-        """Nats per token."""
-        return float(self.nll_nats.mean())
 
     def is_top1_correct(self, trace: Trace) -> Bools:
         """bool [tokens] whether the top-1 token is the next token of ``trace``."""
@@ -167,10 +162,7 @@ def iterate_point_replays(trace: Trace, points: Iterable[OperatingPoint]) -> Ite
 
 def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
     """Sums of ``values`` [tokens] within each sequence, [sequences]; 0 for one without tokens."""
-    sums, filled = np.zeros(trace.n_sequences), trace.n_decided_by_sequence > 0
-    # reduceat would give an empty segment the next value
-    sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1][filled])
-    return sums
+    return trace.token_positions.sum_by_sequence(values)
 
 
 def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
@@ -224,9 +216,8 @@ def compute_decode_flops_by_sequence(trace: Trace, replayed: ReplayResult, geome
     """
     point = replayed.point
     costs = _probe_costs(trace, point, replayed.macs_per_row)
-    return sum_by_sequence(
-        trace,
-        derive_token_flops(point, trace.token_positions, replayed.depth, costs, trace.lens_macs_by_layer, geometry),
+    return derive_sequence_flops(
+        point, trace.token_positions, replayed.depth, costs, trace.lens_macs_by_layer, geometry
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from emad_ref.schedule.schedules import (
     LayerWorkByToken,
     TokenPositions,
     count_reaching_tokens_from_histogram,
+    deferred_layer_counts,
+    deferred_sums_by_sequence,
     get_point_schedule,
 )
 
@@ -91,7 +93,7 @@ def derive_work(
 
     ``histogram`` int64 [L + 1]: tokens of each depth. ``lens_macs`` int64 [L]: multiply-adds of a row's lens in front
     of a head after each layer.
-    Excludes state translators, whose cost per fill depends on the token's exit layer (``derive_token_flops``).
+    Excludes state translators, whose cost per fill depends on the token's exit layer (``derive_sequence_flops``).
     """
     schedule, work = get_point_schedule(point), Work.none(point.layers)
     work.tokens[:], work.context[:], fills = schedule.layer_work_totals(positions, depth, histogram, point.ceiling)
@@ -112,7 +114,7 @@ def derive_work(
     return work
 
 
-def derive_token_flops(
+def derive_sequence_flops(
     point: OperatingPoint,
     positions: TokenPositions,
     depth: Ints,
@@ -121,14 +123,58 @@ def derive_token_flops(
     geometry: Geometry,
     translators: StateTranslators | None = None,
 ) -> Floats:
-    """FLOPs of each token's steps, float64 [tokens]; their sum is ``flops`` of ``derive_work``."""
+    """FLOPs of each sequence's steps, float64 [sequences]; their sum is ``flops`` of ``derive_work``."""
+    schedule, layers = get_point_schedule(point), point.layers
+    asked = schedule.reads_rule_at(point, positions.index_among_decided_tokens)
+    every_depth = np.tile(np.arange(1, layers + 1), 2)
+    if costs.macs.strides[0]:
+        read = _readout_flops(point, depth, asked, costs, lens_macs, geometry)
+    else:  # one row of costs serves all tokens
+        both, one = np.repeat([True, False], layers), np.broadcast_to(costs.macs[0], (2 * layers, layers))
+        by_depth = _readout_flops(point, every_depth, both, replace(costs, macs=one), lens_macs, geometry)
+        read = by_depth.take(depth - 1 if asked.all() else depth - 1 + layers * ~asked)
+    if schedule.layer_work is deferred_layer_counts:  # a token runs layers for those that wait before it
+        return positions.sum_by_sequence(read) + _deferred_block_flops(point, positions, depth, geometry)
+    # by a token's own depth, and linear in its position
+    alone = TokenPositions(np.repeat([0, 1], layers), np.arange(2 * layers + 1))
+    start, second = np.split(_block_flops(point, alone, every_depth, geometry, translators), 2)
+    blocks = start.take(depth - 1) + positions.position * (second - start).take(depth - 1)
+    return positions.sum_by_sequence(read + blocks)
+
+
+def _deferred_block_flops(point: OperatingPoint, positions: TokenPositions, depth: Ints, geometry: Geometry) -> Floats:
+    """float64 [sequences] FLOPs of inputs, blocks and attention if stopped tokens wait for a deeper one."""
+    each = np.diff(positions.starts) * float(geometry.input_flops())
+    tops = np.flatnonzero(np.bincount(depth, minlength=2))
+    for below, top in itertools.pairwise([0, *tops.tolist()]):
+        tokens, context = deferred_sums_by_sequence(positions, depth, top)
+        each += (top - below) * (tokens * geometry.block_flops() + context * geometry.attention_flops())
+    return each
+
+
+def _block_flops(
+    point: OperatingPoint,
+    positions: TokenPositions,
+    depth: Ints,
+    geometry: Geometry,
+    translators: StateTranslators | None,
+) -> Floats:
+    """float64 [tokens] FLOPs of inputs, blocks, attention and K/V fills."""
     each, values = np.full(len(depth), float(geometry.input_flops())), np.flatnonzero(np.bincount(depth))
     for run in _layer_ranges(point, positions, depth, values, translators):
         layers, (keys, fills) = run.top - run.below, run.layer_work
         each += (keys > 0) * (layers * geometry.block_flops()) + keys * (layers * geometry.attention_flops())
         if fills is not None:
             each += fills * (layers * geometry.kv_fill_flops() + 2 * run.fill_macs.sum(axis=0))
-    for read in _layer_readouts(point, positions, depth, values, costs, lens_macs):
+    return each
+
+
+def _readout_flops(
+    point: OperatingPoint, depth: Ints, asked: Bools, costs: ProbeCosts, lens_macs: Ints, geometry: Geometry
+) -> Floats:
+    """float64 [tokens] FLOPs of probes and heads; ``asked`` bool [tokens]: whether probes read the token."""
+    each, values = np.zeros(len(depth)), np.flatnonzero(np.bincount(depth))
+    for read in _layer_readouts(point, depth, asked, values, costs, lens_macs):
         each += read.emitted * (geometry.head_flops() + 2 * read.lens_macs)
         if read.probed is not None:
             head = int(read.heads[FULL_HEAD]) * geometry.head_flops()
@@ -150,10 +196,9 @@ def _layer_ranges(
 
 
 def _layer_readouts(
-    point: OperatingPoint, positions: TokenPositions, depth: Ints, values: Ints, costs: ProbeCosts, lens_macs: Ints
+    point: OperatingPoint, depth: Ints, asked: Bools, values: Ints, costs: ProbeCosts, lens_macs: Ints
 ) -> Iterator[_LayerReadout]:
     """Readouts from the first layer on: at probes, and at the ``values`` of ``depth``, where tokens exit."""
-    asked = get_point_schedule(point).reads_rule_at(point, positions.index_among_decided_tokens)
     small = depth.astype(np.int16)  # comparisons take a third of the time
     for layer in sorted({*point.probes, *values.tolist()}):
         probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer

@@ -32,7 +32,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -207,6 +207,13 @@ class TokenPositions:
         """int64 [tokens] index of each token among the decided ones of its sequence."""
         index: Ints = np.arange(len(self.position)) - np.repeat(self.starts[:-1], np.diff(self.starts))
         return index
+
+    def sum_by_sequence(self, values: NDArray[Any]) -> Floats:
+        """float64 [sequences] sums of ``values`` [tokens] within each sequence; 0 for one without tokens."""
+        sums, filled = np.zeros(len(self.starts) - 1), np.diff(self.starts) > 0
+        # reduceat would give an empty segment the next value
+        sums[filled] = np.add.reduceat(np.asarray(values, dtype=np.float64), self.starts[:-1][filled])
+        return sums
 
     @cached_property
     def sequence_end_by_token(self) -> Ints:
@@ -496,25 +503,34 @@ def deferred_layer_totals(positions: TokenPositions, depth: Ints, histogram: Int
     all_go = count_reaching_tokens_from_histogram(histogram) == len(depth)
     tokens, context = all_go * len(depth), all_go * positions.cumulative_keys[-1]
     for layers, deep in group_layers_by_tokens(depth, histogram):
-        tokens[layers], context[layers] = _deferred_sums(positions, np.flatnonzero(deep))
+        tokens[layers], context[layers] = (each.sum() for each in _deferred_sums(positions, np.flatnonzero(deep)))
     return WorkTotalsByLayer(tokens, context)
 
 
-def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[int, int]:
-    """(Tokens that run a layer, sum of their keys), if the tokens ``deep`` (ascending) reach it.
+def deferred_sums_by_sequence(positions: TokenPositions, depth: Ints, layer: int) -> tuple[Ints, Ints]:
+    """``deferred_layer_counts`` by sequence, int64 [sequences]: (tokens that run the layer, sum of their keys)."""
+    return _deferred_sums(positions, np.flatnonzero(depth >= layer))
+
+
+def _deferred_sums(positions: TokenPositions, deep: Ints) -> tuple[Ints, Ints]:
+    """(Tokens that run a layer, sum of their keys), [sequences], if the tokens ``deep`` (ascending) reach it.
 
     Each of them runs the tokens along that wait before it in its sequence. A waiting token attends to the keys up to
     that token, one more per position in between: 0 + 1 + … + (g − 1) more for g tokens that run together.
     """
+    tokens, context = np.zeros((2, len(positions.starts) - 1), dtype=np.int64)
     bounds = np.searchsorted(deep, positions.starts)
     some = np.flatnonzero(np.diff(bounds))  # sequences in which any token reaches the layer
+    if not len(some):
+        return tokens, context
     starts, first, ends = positions.starts[some], bounds[some], deep[bounds[some + 1] - 1] + 1
-    together = np.empty(len(deep))  # floats: their product is several times as fast, and exact below 2⁵³
+    together = np.empty_like(deep)
     np.subtract(deep[1:], deep[:-1], out=together[1:])
     together[first] = deep[first] - starts + 1
-    tokens = int((ends - starts).sum())
-    waited = (int(together @ together) - tokens) // 2
-    return tokens, int((positions.cumulative_keys[ends] - positions.cumulative_keys[starts]).sum()) + waited
+    tokens[some] = ends - starts
+    waited = (np.add.reduceat(together * together, first) - tokens[some]) // 2
+    context[some] = positions.cumulative_keys[ends] - positions.cumulative_keys[starts] + waited
+    return tokens, context
 
 
 # ---------------------------------------------------------------- chunked

@@ -12,7 +12,6 @@ import numpy as np
 
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace, compute_stepwise_logits, concatenate_traces, take_trace, trace_stepwise
-from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel
@@ -20,20 +19,18 @@ from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import Floats, Ints
-from emad_ref.replay.losses import PointLoss, point_losses
+from emad_ref.replay.losses import replay_losses
 from pytest_emad.audit.tolerances import measured_tolerance
 from pytest_emad.claims.base import Answer, ClaimContext, Question, make_context_with_flop_evidence
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.operating_points import NllPair
-from pytest_emad.measurements.traces import documents_of_windows
 from pytest_emad.statistics.legs import (
     build_measured_count_leg,
     decide_legs,
     legs_from_errors_and_tolerance,
     verdict_from_errors_and_tolerance,
 )
-from pytest_emad.statistics.rates import estimate_perplexity_rise
-from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.rates import estimate_perplexity_rise, nll_pair_by_document
 from pytest_emad.statistics.verdicts import Leg, Outcome, Verdict
 
 PROMPT, FED = 6, 8  # tokens: before the first forced depth, and under forced depths
@@ -235,20 +232,15 @@ def answer_adaptive_depth_on_int8(evidence: ModelMeasurements, asked: ClaimConte
         int8 = int8_copy(evidence.loaded)
     except BadArgument as refusal:
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
-    point, texts, trace = calibrate_and_trace_quantised_copy(evidence, int8)
-    loss, full = point_losses(trace, int8.geometry, [point, evidence.subject.full_depth_point])
-    logits, sums = (
-        measure_int8_forced_logit_differences(evidence, int8),
-        sum_nll_pair_by_document(texts, trace, loss, full),
-    )
-    found = Int8AdaptiveDepthEvidence(logits, loss.point, loss.net_reduction, sums)
+    point, trace = calibrate_and_trace_quantised_copy(evidence, int8)
+    loss = replay_losses(trace, int8.geometry, [point])[1]
+    logits = measure_int8_forced_logit_differences(evidence, int8)
+    found = Int8AdaptiveDepthEvidence(logits, point, loss.net_reduction, nll_pair_by_document(loss))
     return Answer(decide_adaptive_depth_on_int8(found, asked), evidence.corpus, evidence.fingerprint)
 
 
-def calibrate_and_trace_quantised_copy(
-    evidence: ModelMeasurements, int8: LoadedModel
-) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
-    """(The copy's calibrated default, its evaluation windows, their trace)."""
+def calibrate_and_trace_quantised_copy(evidence: ModelMeasurements, int8: LoadedModel) -> tuple[OperatingPoint, Trace]:
+    """(The copy's calibrated default, the trace of its evaluation windows)."""
     subject = evidence.subject
     calibration = take_trace(int8.stepper, subject.cut_windows("calibrate", INT8_CALIBRATED))
     texts = subject.cut_windows("evaluate", INT8_EVALUATED[subject.budget.name])
@@ -260,17 +252,7 @@ def calibrate_and_trace_quantised_copy(
         corpus=evidence.corpus,
         dtype="int8",
     )
-    return profile.point(0.0), texts, concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
-
-
-def sum_nll_pair_by_document(texts: list[TokenSequence], trace: Trace, loss: PointLoss, full: PointLoss) -> NllPair:
-    """NLL sums by source document of the windows ``texts`` of ``trace``."""
-    document = documents_of_windows(texts)
-    nll, reference, tokens = (
-        ByDocument.from_summed_windows(column, document)
-        for column in (loss.nll_nats, full.nll_nats, trace.n_decided_by_sequence)
-    )
-    return nll, reference, tokens
+    return profile.point(0.0), concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
 
 
 def measure_int8_forced_logit_differences(evidence: ModelMeasurements, int8: LoadedModel) -> LogitDifferences:

@@ -12,6 +12,7 @@ from functools import partial
 
 from emad_ref.absent import Absent, reason_if_absent
 from emad_ref.record import Floats
+from emad_ref.replay.losses import PointLoss
 from pytest_emad.claims.base import (
     Answer,
     ClaimContext,
@@ -36,9 +37,9 @@ from pytest_emad.statistics.legs import (
 )
 from pytest_emad.statistics.number_format import format_percent
 from pytest_emad.statistics.rates import (
-    DocumentLossAndWork,
-    FullDepthBaseline,
     draw_document_counts,
+    estimate_point_rise,
+    estimate_saving,
     required_resamples,
 )
 from pytest_emad.statistics.verdicts import Leg, LegIdentity, Verdict
@@ -48,7 +49,7 @@ SIDES = 2  # a criterion fails by its saving or by its loss
 
 @dataclass(frozen=True)
 class CriterionEvidence:
-    """``full``: full depth on the evaluated documents, with FLOPs as work.
+    """``documents``: number of the evaluated ones.
 
     ``chosen``     the point chosen on validation, decoded, or why there is none.
     ``criteria``   all screened criteria, at their best setting.
@@ -57,9 +58,9 @@ class CriterionEvidence:
     ``point``      digest of the chosen operating point; "" without one.
     """
 
-    full: FullDepthBaseline
-    chosen: DocumentLossAndWork | Absent
-    criteria: Sequence[DocumentLossAndWork]
+    documents: int
+    chosen: PointLoss | Absent
+    criteria: Sequence[PointLoss]
     slack: float | None
     task_legs: Callable[[], Sequence[Leg]] = tuple
     point: str = ""
@@ -77,12 +78,12 @@ def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) ->
     the threshold it is listed. The decoded loss of each task at the chosen point is listed and decides nothing.
     """
     most = asked.claim.thresholds["slack"]
-    beside = [] if found.slack is None else [_oracle_leg(found.slack, len(found.full.tokens), asked)]
+    beside = [] if found.slack is None else [_oracle_leg(found.slack, found.documents, asked)]
     if found.slack is not None and found.slack <= most:
         said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
         return asked.not_applicable(f"{said}; leave this model alone", beside)
     resamples = required_resamples(1 + asked.other_legs)
-    draws = draw_document_counts(len(found.full.tokens), resamples, asked.rng)
+    draws = draw_document_counts(found.documents, resamples, asked.rng)
     chosen = _chosen_point(found, asked, draws)
     legs = decide_legs(chosen)
     if found.criteria or isinstance(found.chosen, Absent):
@@ -94,7 +95,7 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
     """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
     if isinstance(found.chosen, Absent):
         return []
-    name, point, (saving, rise) = found.chosen.name, found.point, _sides(found, found.chosen, asked, draws)
+    name, point, (saving, rise) = found.chosen.point.name, found.point, _sides(found.chosen, asked, draws)
     tests = [
         asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=point, kind="reduction"),
         asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=point, kind="perplexity"),
@@ -115,18 +116,17 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     name, shown = f"any of {len(found.criteria)} criteria", [test.leg.p_survive for test in chosen]
     survive = max((1.0 if p is None else p for p in shown), default=1.0)
     if not found.criteria:
-        documents = len(found.full.tokens)
         said = found.chosen.reason if isinstance(found.chosen, Absent) else "nothing was screened"
-        unscreened = Leg(name, "inconclusive", None, None, documents, None, "", said)
+        unscreened = Leg(name, "inconclusive", None, None, found.documents, None, "", said)
         return LegTest(unscreened, "documents", lambda error: None)  # more documents do not decide it
-    sides = [(one, *_sides(found, one, asked, draws)) for one in found.criteria]
+    sides = [(one, *_sides(one, asked, draws)) for one in found.criteria]
     nearest, saving, rise = max(sides, key=lambda each: min(1.0, SIDES * min(each[1].p_below, each[2].p_above)))
     by_saving = saving.p_below < rise.p_above  # the side on which it fails
     seen, p = saving if by_saving else rise, min(1.0, SIDES * min(saving.p_below, rise.p_above))
     bad: Side = "below" if by_saving else "above"
     threshold = _least(asked) if by_saving else _most(asked)
     tested = asked.make_leg_test(name, seen, bad, threshold)
-    said = f"{nearest.name} is least sure to fail"
+    said = f"{nearest.point.name} is least sure to fail"
     if isinstance(found.chosen, Absent):
         said += f"; {found.chosen.reason}"
     if tested.leg.p_falsify is None:  # too few documents; its reason mentions it
@@ -135,11 +135,9 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     return replace(tested, leg=leg, needed=lambda error: needed_sample_size(seen, error / SIDES))
 
 
-def _sides(
-    found: CriterionEvidence, one: DocumentLossAndWork, asked: ClaimContext, draws: Floats
-) -> tuple[Estimate, Estimate]:
-    saving = found.full.estimate_saving(one, _least(asked), asked.rng, draws)
-    return saving, found.full.estimate_perplexity_rise(one, _most(asked), asked.rng, draws)
+def _sides(one: PointLoss, asked: ClaimContext, draws: Floats) -> tuple[Estimate, Estimate]:
+    saving = estimate_saving(one, threshold=_least(asked), rng=asked.rng, draws=draws)
+    return saving, estimate_point_rise(one, threshold=_most(asked), rng=asked.rng, draws=draws)
 
 
 def _least(asked: ClaimContext) -> float:
@@ -185,9 +183,9 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     """Evidence for EMAD-X1 from the evaluation of an exit."""
     point = beyond.recommended_point
     return CriterionEvidence(
-        beyond.full_depth_baseline_in_flops,
-        beyond.recommended_point_costs,
-        beyond.criterion_losses_and_work,
+        len(beyond.full_depth_loss.nats),
+        beyond.recommended_point_loss,
+        beyond.criterion_losses,
         beyond.oracle_saving_bound,
         point="" if isinstance(point, Absent) else point.digest,
     )
@@ -196,20 +194,21 @@ def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
 # ---------------------------------------------------------------- EMAD-X5: the oracle
 
 
-# (full depth, blocks as work; costs of oracles by loss, a rise of perplexity, the row's first)
-OracleCosts = tuple[FullDepthBaseline, Sequence[tuple[float, DocumentLossAndWork]]]
+OracleLosses = Sequence[
+    tuple[float, PointLoss]
+]  # a rise of perplexity, the row's first, and an oracle's setting within
 
 
-def decide_oracle_savings(found: OracleCosts, asked: ClaimContext) -> Verdict:
+def decide_oracle_savings(found: OracleLosses, asked: ClaimContext) -> Verdict:
     """EMAD-X5: a report of the shares of blocks that oracles save at each loss (``sweep.oracle_savings``)."""
-    full, ceilings = found
-    if not ceilings:
+    if not found:
         return asked.unmeasured("no oracle was asked")
     legs = []
-    for loss, spent in ceilings:
-        saving = full.estimate_saving(spent, 0.0, asked.rng, unit=asked.claim.unit)
-        said = f"perplexity rises by {100 * full.estimate_perplexity_rise(spent, loss, asked.rng).value:.2f} % here"
-        legs.append(build_measured_estimate_leg(f"{spent.name}, at {100 * loss:g} %", saving, said))
+    for level, loss in found:
+        saving = estimate_saving(loss, threshold=0.0, rng=asked.rng, cost="depth", unit=asked.claim.unit)
+        rise = estimate_point_rise(loss, threshold=level, rng=asked.rng)
+        said = f"perplexity rises by {100 * rise.value:.2f} % here"
+        legs.append(build_measured_estimate_leg(f"{loss.point.name}, at {100 * level:g} %", saving, said))
     return asked.combine_legs(legs)
 
 
@@ -219,11 +218,11 @@ def answer_oracle_savings(evidence: ModelMeasurements, asked: ClaimContext) -> A
     if verdict is None:
         beyond = evidence.exit_evaluation
         ceilings = [
-            (loss, beyond.compute_oracle_costs_within_loss(curve, loss))
-            for loss in beyond.perplexity_rise_levels
-            for curve in beyond.oracle_curves
+            (level, beyond.choose_oracle_setting(losses, level, "depth").named(name))
+            for level in beyond.perplexity_rise_levels
+            for name, losses in beyond.oracle_losses.items()
         ]
-        verdict = decide_oracle_savings((beyond.full_depth_baseline_in_blocks, ceilings), asked)
+        verdict = decide_oracle_savings(ceilings, asked)
         shown = _slack_exhibits(beyond, asked)
     return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
 
@@ -248,32 +247,28 @@ def _slack_exhibits(beyond: ExitEvaluation, asked: ClaimContext) -> Attachments:
 # ---------------------------------------------------------------- EMAD-X6: one part exchanged
 
 
-# (full depth, FLOPs as work; exchanges of one part each)
-ComponentCosts = tuple[FullDepthBaseline, Sequence[ComponentExchange]]
-
-
-def decide_component_exchange_gains(found: ComponentCosts, asked: ClaimContext) -> Verdict:
+def decide_component_exchange_gains(found: Sequence[ComponentExchange], asked: ClaimContext) -> Verdict:
     """EMAD-X6: a report of the net saving that each exchange gains, the largest first, and its loss."""
-    full, exchanges = found
-    if not exchanges:
+    if not found:
         return asked.unmeasured("no part was exchanged")
 
     def gain(exchange: ComponentExchange) -> Estimate:
         _, before, after = exchange
-        return full.estimate_saving(after, 0.0, asked.rng, against=before, unit=asked.claim.unit)
+        return estimate_saving(after, threshold=0.0, rng=asked.rng, against=before, unit=asked.claim.unit)
 
-    gains = sorted(((each, gain(each)) for each in exchanges), key=lambda pair: -pair[1].value)
+    gains = sorted(((each, gain(each)) for each in found), key=lambda pair: -pair[1].value)
     legs = []
-    for (part, *spent), gained in gains:
-        said = " → ".join(_saving_and_loss(full, each, asked) for each in spent)
-        legs.append(build_measured_estimate_leg(f"{part}: {spent[1].name} for {spent[0].name}", gained, said))
+    for (part, before, after), gained in gains:
+        said = " → ".join(_saving_and_loss(each, asked) for each in (before, after))
+        name = f"{part}: {after.point.name} for {before.point.name}"
+        legs.append(build_measured_estimate_leg(name, gained, said))
     return asked.combine_legs(legs)
 
 
-def _saving_and_loss(full: FullDepthBaseline, spent: DocumentLossAndWork, asked: ClaimContext) -> str:
+def _saving_and_loss(loss: PointLoss, asked: ClaimContext) -> str:
     """Its saving, and its loss on the judged text."""
-    saved = full.estimate_saving(spent, 0.0, asked.rng).value
-    rise = full.estimate_perplexity_rise(spent, 0.0, asked.rng).value
+    saved = estimate_saving(loss, threshold=0.0, rng=asked.rng).value
+    rise = estimate_point_rise(loss, threshold=0.0, rng=asked.rng).value
     return f"{format_percent(saved, 'z.1f')} net at {format_percent(rise)}"
 
 
@@ -289,7 +284,7 @@ QUESTIONS = (
     Question("EMAD-X5", "model", answer_oracle_savings, budget="standard", decide=decide_oracle_savings),
     make_model_question(
         "EMAD-X6",
-        lambda evidence: (evidence.exit_evaluation.full_depth_baseline_in_flops, evidence.component_exchanges),
+        lambda evidence: evidence.component_exchanges,
         decide_component_exchange_gains,
         premise=make_unmet_learned_exit_verdict,
         budget="standard",

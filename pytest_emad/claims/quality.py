@@ -60,7 +60,12 @@ from pytest_emad.statistics.legs import (
     interval_if_finite,
     unmeasured_leg,
 )
-from pytest_emad.statistics.rates import draw_document_counts, estimate_perplexity_rise, required_resamples
+from pytest_emad.statistics.rates import (
+    draw_document_counts,
+    estimate_perplexity_rise,
+    nll_pair_by_document,
+    required_resamples,
+)
 from pytest_emad.statistics.verdicts import Claim, Leg, LegIdentity, Verdict
 
 SHOWN = 20  # number of listed legs, worst first
@@ -314,7 +319,7 @@ def decide_quality_at_every_margin(found: QualityEvidence, asked: ClaimContext) 
 def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
     """EMAD at every margin of the grid, on the evaluation split."""
     points, tasks = evidence.points, evidence.task_scores.replayed_task_names
-    return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in points.emad_sweep_losses])
+    return QualityEvidence([points.measure_point(loss, tasks=tasks) for loss in list(points.emad_sweep_losses)[1:]])
 
 
 # ---------------------------------------------------------------- EMAD-E10: the margin chosen on validation
@@ -373,12 +378,12 @@ def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -
 def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidence:
     """Gather replays of the selected margin on the evaluation split."""
     chosen, points, scored = evidence.points.selected_margin_loss, evidence.points, evidence.task_scores
-    if chosen is None:
+    if isinstance(chosen, Absent):
         return SelectedMarginEvidence()
     named = chosen.point.name, chosen.net_reduction
     if chosen.net_reduction < USEFUL:
         return SelectedMarginEvidence(*named)
-    sums = points.nll_pair_by_document(evidence.baseline_comparison.compute_evaluation_point_loss(chosen.point))
+    sums = nll_pair_by_document(points.emad_sweep_losses.of(chosen.point))
     tasks = {
         task: scored.measure_accuracy_against_full_depth(task, chosen.point) for task in scored.replayed_task_names
     }

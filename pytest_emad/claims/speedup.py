@@ -17,7 +17,7 @@ from emad_ref.absent import Absent
 from emad_ref.decoding.teacher_forcing import sequence_nll_sums_and_counts
 from emad_ref.models.generation import LOOKUP
 from emad_ref.point import OperatingPoint, ScheduleName
-from emad_ref.replay.losses import point_losses
+from emad_ref.replay.losses import replay_losses
 from pytest_emad.audit.finding import Finding
 from pytest_emad.claims.base import (
     Answer,
@@ -286,14 +286,10 @@ def choose_usable_point(evidence: ModelMeasurements, asked: ClaimContext) -> Ope
         )
         return Absent(reason, "premise")
     f1 = asked.verdict_of("EMAD-F1", evidence)
-    standing = [
-        loss
-        for loss in evidence.points.selected_evaluation_losses
-        if is_point_quality_unfalsified(f1, loss.point.digest)
-    ]
-    if not standing:
+    best = evidence.points.choose_most_saving(lambda loss: is_point_quality_unfalsified(f1, loss.point.digest))
+    if isinstance(best, Absent):
         return Absent(f"no usable point: {_describe_verdict(f1, asked)}", "premise")
-    return max(standing, key=lambda loss: loss.net_reduction).point
+    return best.point
 
 
 def _describe_verdict(verdict: Verdict, asked: ClaimContext) -> str:
@@ -477,8 +473,8 @@ def answer_backfill_speedup(evidence: ModelMeasurements, asked: ClaimContext) ->
         if refused := evidence.replay_validity.absent_replay:
             notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refused.reason}",)
         else:
-            saved = point_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
-            reductions = {name: loss.net_reduction for name, loss in zip(exact, saved, strict=True)}
+            saved = replay_losses(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
+            reductions = {name: loss.net_reduction for name, loss in zip(exact, list(saved)[1:], strict=True)}
             found = replace(found, net_reductions=reductions, quality=measure_copied_and_exact_nll(evidence, copying))
     return Answer(
         decide_backfill_speedup(found, asked), evidence.corpus, evidence.fingerprint, Attachments(notes=notes)

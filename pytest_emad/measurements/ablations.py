@@ -16,19 +16,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.decoding.teacher_forcing import teacher_force
 from emad_ref.exit_rules import bin_names, default_probes
 from emad_ref.flop_ledger import flops
 from emad_ref.models.bundled import bundled_model_names
+from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import FEATURES, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.probes.estimators import ExactIndex, LowRankIndex, low_rank_factors, recall_at_k_by_row
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
 from emad_ref.replay.grids import CHUNK_LENGTHS, NetSavingFunction, margin_points, positional_depth_points
-from emad_ref.replay.losses import PointLoss, best_at_equal_flops, point_losses
+from emad_ref.replay.losses import PointLoss, gross_saving, replay_losses
 from emad_ref.replay.replay import compute_replayed_decode_work, replay, replay_depths
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
@@ -42,7 +44,7 @@ from pytest_emad.measurements.pareto import (
 )
 from pytest_emad.measurements.traces import READ
 from pytest_emad.statistics.legs import interval_if_finite
-from pytest_emad.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise
+from pytest_emad.statistics.rates import RESAMPLES, draw_document_counts, estimate_point_rise
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
 from pytest_emad.sweep.diagnostics import (
@@ -101,19 +103,18 @@ class AblationRows:
     ) -> list[TableRow]:
         """One row per point; ``first``: leading columns. ``trace``: of the same windows, with estimates."""
         trace = self._traces.get_trace_covering("evaluate", points) if trace is None else trace
-        return [first | self._row(loss, trace) for loss in point_losses(trace, self._geometry, points)]
+        return [first | self._row(loss, trace) for loss in list(replay_losses(trace, self._geometry, points))[1:]]
 
     def make_full_depth_row(self, first: TableRow) -> TableRow:
         """The row of full depth."""
         return self.make_point_rows([self._traces.subject.full_depth_point], first)[0]
 
     def _row(self, loss: PointLoss, trace: Trace) -> TableRow:
-        sums = self._points.nll_pair_by_document(loss)
-        rise = estimate_perplexity_rise(*sums, threshold=0.0, rng=self._rng, draws=self._draws)
-        return quality_columns(loss, trace) | {"rise interval %": interval_if_finite(rise)}
+        rise = estimate_point_rise(loss, threshold=0.0, rng=self._rng, draws=self._draws)
+        return quality_columns(loss, trace, self._geometry) | {"rise interval %": interval_if_finite(rise)}
 
 
-def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
+def quality_columns(loss: PointLoss, trace: Trace, geometry: Geometry) -> TableRow:
     """Depth, reductions and perplexity of one replay of ``trace``.
 
     Points whose depth falls to the first probe equally early have equal rows. Column ``BEFORE`` is the median number of
@@ -124,7 +125,7 @@ def quality_columns(loss: PointLoss, trace: Trace) -> TableRow:
         "point": loss.point.name,
         "mean depth": loss.mean_depth,
         BEFORE: before if math.isfinite(before) else None,
-        "gross reduction %": loss.gross_reduction,
+        "gross reduction %": gross_saving(trace, geometry, loss.point),
         "net reduction %": loss.net_reduction,
         "perplexity": loss.perplexity,
         "rise %": loss.perplexity_rise,
@@ -548,10 +549,11 @@ def make_points_by_schedule(evidence: ModelMeasurements, rule: OperatingPoint) -
     }
     positional, geometry = positional_depth_points(rule.layers), evidence.loaded.geometry
     validation = evidence.traces.get_trace_covering("validate", positional)
-    (mine,) = point_losses(validation, geometry, [rule])
-    falls = point_losses(validation, geometry, positional)
-    best = best_at_equal_flops(falls, mine.net_reduction)  # chosen on validation, like every point
-    return {"monotone": rule, **free, **chunks, **({} if best is None else {"positional": best.point})}
+    table = replay_losses(validation, geometry, [rule, *positional])
+    within = table.savings >= table[1].net_reduction
+    within[:2] = False  # full depth and the rule itself
+    best = table.choose("nats", within)  # chosen on validation, like every point
+    return {"monotone": rule, **free, **chunks, **({} if isinstance(best, Absent) else {"positional": best.point})}
 
 
 def label_openings_row_with_schedule(name: str, row: TableRow) -> TableRow:
@@ -569,8 +571,8 @@ class TeacherForcedOpenings:
 
     def replay_row(self, point: OperatingPoint) -> TableRow:
         """The row of a point that replay supports."""
-        (row,) = point_losses(self.trace, self.subject.loaded.geometry, [point])
-        return quality_columns(row, self.trace)
+        geometry = self.subject.loaded.geometry
+        return quality_columns(replay_losses(self.trace, geometry, [point])[1], self.trace, geometry)
 
     def decode_row(self, point: OperatingPoint) -> TableRow:
         """The row of any point; reductions are None for a decoder that does not count.

@@ -170,7 +170,9 @@ class LatencyBenchmark:
         """The most saving proposed point, regardless of quality."""
         if not self.subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
-        return max(self._points.selected_evaluation_losses, key=lambda loss: loss.net_reduction).point
+        best = self._points.choose_most_saving(lambda loss: True)
+        assert not isinstance(best, Absent), "some point is put forward"
+        return best.point
 
     @cached_property
     def absent_compiled(self) -> Absent | None:

@@ -24,7 +24,7 @@ from emad_ref.models.generation import Generate, absent_drafting, make_transform
 from emad_ref.point import OperatingPoint
 from emad_ref.record import VERIFY, Floats
 from emad_ref.replay.grids import evenly_spaced_points
-from emad_ref.replay.losses import PointColumnsBySequence, columns_from_teacher_forced_texts, teacher_force_at_point
+from emad_ref.replay.losses import CostColumn, Losses, PointLoss, losses_of_texts, teacher_force_at_point
 from pytest_emad.audit.finding import Finding
 from pytest_emad.measurements.latency import (
     ADAPTIVE,
@@ -52,10 +52,9 @@ from pytest_emad.screening.exit_families import (
 )
 from pytest_emad.screening.guarantee import excess_loss
 from pytest_emad.screening.screen import screen
-from pytest_emad.screening.selection import PointSelector, replay_point_columns_on_split
+from pytest_emad.screening.selection import PointSelector, replay_losses_on_split
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.traces import ScreeningText, TextTracesByReadout, TooLittleText, take_text_traces_by_readout
-from pytest_emad.statistics.rates import DocumentLossAndWork, FullDepthBaseline
 from pytest_emad.statistics.units import ByDocument
 from pytest_emad.sweep.components import (
     PUBLISHED,
@@ -64,7 +63,7 @@ from pytest_emad.sweep.components import (
     exchange_each_component,
     restrict_trace_gate_to_probes,
 )
-from pytest_emad.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, SavingsCurve, oracle_curve
+from pytest_emad.sweep.oracle_savings import FREE_DEPTH, RISE_LEVELS, oracle_losses, oracle_name
 
 OPTION = "--emad-exit"
 # documents per split for finding an exit, by budget; recommendations need 200 of full length
@@ -179,30 +178,18 @@ class ExitEvaluation:
         )
 
     @cached_property
-    def full_depth_baseline_in_flops(self) -> FullDepthBaseline:
-        """Full depth on the evaluated documents, with FLOPs as work."""
-        return FullDepthBaseline(self.make_document_costs("full depth", self.oracle_curves[0].columns, 0), self._tokens)
+    def full_depth_loss(self) -> PointLoss:
+        """Full depth on the evaluated documents."""
+        return replay_losses_on_split(self.evaluation_traces, [], self.subject.loaded.geometry)[0]
 
     @cached_property
-    def full_depth_baseline_in_blocks(self) -> FullDepthBaseline:
-        """Full depth on the evaluated documents, with blocks as work."""
-        columns = self.oracle_curves[0].columns
-        full = DocumentLossAndWork("full depth", self._by(columns.nll_nats[:, 0]), self._by(columns.depth[:, 0]))
-        return FullDepthBaseline(full, self._tokens)
-
-    @cached_property
-    def recommended_point_costs(self) -> DocumentLossAndWork | Absent:
-        """Costs of the exit's own point as it decodes, everything charged."""
+    def recommended_point_loss(self) -> PointLoss | Absent:
+        """Losses of the exit's own point as it decodes, everything charged."""
         if isinstance(self.recommended_point, Absent):
             return self.recommended_point
-        stepper = self.subject.stepper
-        geometry = self.subject.loaded.geometry
-        sequences = self._traces.evaluation_windows
-        return self.make_document_costs(
-            self.recommended_point.name,
-            columns_from_teacher_forced_texts(stepper, geometry, sequences, self.recommended_point, self._fed),
-            0,
-        )
+        stepper, geometry = self.subject.stepper, self.subject.loaded.geometry
+        mine = losses_of_texts(stepper, geometry, self._traces.evaluation_windows, self.recommended_point, self._fed)
+        return self.full_depth_loss.table.join(mine)[1]
 
     @cached_property
     def _fed(self) -> list[TeacherForcedText]:
@@ -233,16 +220,14 @@ class ExitEvaluation:
         return excess.with_values(excess.values[:, 0])
 
     @cached_property
-    def criterion_losses_and_work(self) -> list[DocumentLossAndWork]:
-        """Costs of every screened family at settings spaced evenly by savings on validation."""
-        points = [(family, point) for family in self._families for point in self._spaced(family)]
-        columns = replay_point_columns_on_split(
-            self.evaluation_traces, [point for _, point in points], self.subject.loaded.geometry
-        )
-        return [
-            self.make_document_costs(f"{family.readout}, {family.name}, {family.depth}, {point.name}", columns, at)
-            for at, (family, point) in enumerate(points, start=1)
+    def criterion_losses(self) -> list[PointLoss]:
+        """Losses of every screened family at settings spaced evenly by savings on validation."""
+        points = [
+            replace(point, name=f"{family.readout}, {family.name}, {family.depth}, {point.name}")
+            for family in self._families
+            for point in self._spaced(family)
         ]
+        return list(replay_losses_on_split(self.evaluation_traces, points, self.subject.loaded.geometry))[1:]
 
     @property
     def _families(self) -> list[ExitFamily]:
@@ -264,52 +249,32 @@ class ExitEvaluation:
     # ------------------------------------------------------------ ceilings
 
     @cached_property
-    def oracle_curves(self) -> list[SavingsCurve]:
-        """Curves of oracles: tuned lens before own head, free depth before monotone."""
-        geometry = self.subject.loaded.geometry
-        return [
-            oracle_curve(trace, geometry, monotone=monotone)
-            for trace in (self.evaluation_traces.tuned, self.evaluation_traces.own)
+    def oracle_losses(self) -> dict[str, Losses]:
+        """Losses of oracles by readout and name: tuned lens before own head, free depth before monotone."""
+        geometry, traces = self.subject.loaded.geometry, self.evaluation_traces
+        return {
+            f"{readout}, {oracle_name('threshold', monotone)}": oracle_losses(trace, geometry, monotone=monotone)
+            for readout, trace in (("tuned lens", traces.tuned), ("own head", traces.own))
             for monotone in (False, True)
-        ]
-
-    def compute_oracle_costs_within_loss(self, curve: SavingsCurve, loss: float) -> DocumentLossAndWork:
-        """Costs, in blocks, of the setting of ``curve`` that saves most at a rise of at most ``loss``."""
-        at = self.find_setting_index_within_loss(curve, loss)
-        nll, depth = (self._by(column[:, at]) for column in (curve.columns.nll_nats, curve.columns.depth))
-        return DocumentLossAndWork(self.format_oracle_name(curve), nll, depth)
-
-    def format_oracle_name(self, curve: SavingsCurve) -> str:
-        """Readout and name of an oracle of ``oracle_curves``."""
-        return f"{'tuned lens' if curve in self.oracle_curves[:2] else 'own head'}, {curve.name}"
+        }
 
     @staticmethod
-    def find_setting_index_within_loss(curve: SavingsCurve, loss: float) -> int:
-        """Index of that setting; 0, full depth, if no other stays within ``loss``."""
-        return int(np.argmin(np.where(curve.perplexity_rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
+    def choose_oracle_setting(losses: Losses, level: float, cost: CostColumn) -> PointLoss:
+        """The setting that costs least at a rise of at most ``level``; full depth if no other stays within."""
+        best = losses.choose(cost, losses.rises <= level)
+        assert not isinstance(best, Absent), "full depth is within every level"
+        return best
 
     @property
     def oracle_saving_bound(self) -> float:
         """Upper bound: the largest net share of FLOPs that an oracle with free readouts saves at ``JUDGED``."""
-        return max(self._saved(curve) for curve in self.oracle_curves)
-
-    @staticmethod
-    def _saved(curve: SavingsCurve) -> float:
-        flops = np.where(curve.perplexity_rises <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
-        return float(1 - flops.min() / flops[0])
+        every = self.oracle_losses.values()
+        return max(self.choose_oracle_setting(losses, JUDGED, "flops").net_reduction for losses in every)
 
     @property
     def perplexity_rise_levels(self) -> tuple[float, ...]:
         """Rises of perplexity at which oracles are reported, ``JUDGED`` first."""
         return tuple(sorted(RISE_LEVELS, key=lambda level: (level != JUDGED, level)))
-
-    def make_document_costs(self, name: str, columns: PointColumnsBySequence, at: int) -> DocumentLossAndWork:
-        """Column ``at`` of ``columns`` by evaluated document, with FLOPs as work."""
-        return DocumentLossAndWork(name, self._by(columns.nll_nats[:, at]), self._by(columns.flops[:, at]))
-
-    @property
-    def _tokens(self) -> ByDocument:
-        return self._traces.sum_by_document(self.evaluation_traces.own.n_decided_by_sequence)
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.sum_by_document(values)
@@ -397,8 +362,8 @@ def time_self_speculation(
     return time_arms(arms, requests, full.synchronize)
 
 
-# (part, costs before, costs after exchanging only it)
-ComponentExchange = tuple[str, DocumentLossAndWork, DocumentLossAndWork]
+# (part, losses before, losses after exchanging only it)
+ComponentExchange = tuple[str, PointLoss, PointLoss]
 
 
 def iterate_method_component_exchanges(evaluation: ExitEvaluation, traces: LensTraces) -> Iterator[ComponentExchange]:
@@ -412,18 +377,18 @@ def iterate_method_component_exchanges(evaluation: ExitEvaluation, traces: LensT
         OWN_HEAD, evaluation.validation_traces.own, evaluation.evaluation_traces.own, traces.profile
     )
     for each in exchange_each_component(own, _through_lens(evaluation, traces), geometry, level=JUDGED):
-        before, after = (_combination_costs(evaluation, one) for one in (each.before, each.after))
+        before, after = (_named_combination_loss(one) for one in (each.before, each.after))
         if each.back:  # reported as a gain, like all others
             yield f"{each.part}, all others exchanged", after, before
         else:
             among = "alone" if each.before.way == PUBLISHED else "in place of the best combination's"
             yield f"{each.part} {among}", before, after
-    exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_costs
+    exact, chosen = evaluation.exact_kv_point, evaluation.recommended_point_loss
     if isinstance(exact, Absent) or isinstance(chosen, Absent):
         return
     if exact is not evaluation.recommended_point:
-        columns = replay_point_columns_on_split(evaluation.evaluation_traces, [exact], geometry)
-        yield "K/V", chosen, evaluation.make_document_costs(f"the exit, {exact.name}", columns, 1)
+        replayed = replay_losses_on_split(evaluation.evaluation_traces, [exact], geometry)[1]
+        yield "K/V", chosen, replayed.named(f"the exit, {exact.name}")
 
 
 def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> SingleReadoutTraces:
@@ -454,8 +419,8 @@ def _through_lens(evaluation: ExitEvaluation, traces: LensTraces) -> SingleReado
     return SingleReadoutTraces(TUNED_LENS, chosen, judged, profile, gate)
 
 
-def _combination_costs(evaluation: ExitEvaluation, combination: TunedCombination) -> DocumentLossAndWork:
+def _named_combination_loss(combination: TunedCombination) -> PointLoss:
     name = f"{combination.way.name}, {combination.point.name}"
     if combination.point.has_fixed_depth:
         name = f"{combination.way.name}, which no setting keeps within {JUDGED:.0%}"
-    return evaluation.make_document_costs(name, combination.columns, 1)
+    return combination.loss.named(name)

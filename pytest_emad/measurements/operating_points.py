@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import format_numbers_distinctly, name_of_margin
@@ -19,11 +20,12 @@ from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
 from emad_ref.replay.grids import SETTINGS_PER_FAMILY, NetSavingFunction, margin_points, truncation_points
 from emad_ref.replay.losses import (
+    Losses,
     PointLoss,
-    best_at_equal_flops,
-    cheapest_within_bounds,
+    choose_margin_point,
     depth_by_position,
-    point_losses,
+    gross_saving,
+    replay_losses,
     tokens_before_depth_by_sequence,
 )
 from emad_ref.replay.replay import ReplayResult, iterate_point_replays, replay_depths
@@ -32,7 +34,7 @@ from pytest_emad.measurements.replay_and_flop_checks import FlopVerification
 from pytest_emad.measurements.task_scores import LmEvalTaskScorer, TaskScores
 from pytest_emad.measurements.traces import LensTraces
 from pytest_emad.statistics.accuracy import TaskAccuracy
-from pytest_emad.statistics.rates import draw_document_counts, estimate_perplexity_rise
+from pytest_emad.statistics.rates import draw_document_counts, estimate_point_rise, nll_pair_by_document
 from pytest_emad.statistics.units import ByDocument
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
@@ -69,12 +71,10 @@ class CandidatePoints:
         return margin_points(self.traces.profile, saved, SETTINGS_PER_FAMILY)
 
     @cached_property
-    def selected_margin_loss(self) -> PointLoss | None:
-        """The cheapest margin whose validation drop is within bounds; None without one."""
-        geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = point_losses(validation, geometry, self.margin_points)
-        (reference,) = point_losses(validation, geometry, [self.subject.full_depth_point])
-        return cheapest_within_bounds(table, reference.perplexity, self.task_scores.compute_validation_drop_by_task)
+    def selected_margin_loss(self) -> PointLoss | Absent:
+        """The cheapest margin whose validation drop is within bounds."""
+        table = replay_losses(self.traces.validation, self.subject.loaded.geometry, self.margin_points)
+        return choose_margin_point(table, self.task_scores.compute_validation_drop_by_task)
 
     @property
     def selected_points(self) -> list[OperatingPoint]:
@@ -86,8 +86,9 @@ class CandidatePoints:
         """Each selected point → its roles. Equal points are one, and no two have the same name."""
         named, profile = self.subject.study.margin, self.traces.profile
         margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
-        if self.selected_margin_loss is not None and self.selected_margin_loss.point.margin_nats is not None:
-            margins[SELECTED] = self.selected_margin_loss.point.margin_nats
+        chosen = self.selected_margin_loss
+        if not isinstance(chosen, Absent) and chosen.point.margin_nats is not None:
+            margins[SELECTED] = chosen.point.margin_nats
         roles: dict[OperatingPoint, tuple[str, ...]] = {}
         for (role, margin), text in zip(margins.items(), format_numbers_distinctly([*margins.values()]), strict=True):
             point = replace(profile.point(margin), name=name_of_margin(text, bins=profile.bins))
@@ -95,33 +96,35 @@ class CandidatePoints:
         return roles
 
     @cached_property
-    def selected_evaluation_losses(self) -> list[PointLoss]:
-        """Evaluation losses of the selected points."""
-        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
+    def selected_losses(self) -> Losses:
+        """Evaluation losses of full depth and the selected points."""
+        return replay_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
 
-    @cached_property
+    @property
     def full_loss(self) -> PointLoss:
-        (reference,) = point_losses(
-            self.traces.evaluation, self.subject.loaded.geometry, [self.subject.full_depth_point]
-        )
-        return reference
+        return self.selected_losses[0]
+
+    @property
+    def selected_evaluation_losses(self) -> list[PointLoss]:
+        """Rows of the selected points."""
+        return list(self.selected_losses)[1:]
+
+    def choose_most_saving(self, accept: Callable[[PointLoss], bool]) -> PointLoss | Absent:
+        """The selected point, among those that ``accept`` takes, that saves most FLOPs."""
+        within = np.arange(len(self.selected_losses)) > 0
+        return self.selected_losses.choose("flops", within, accept)
 
     @cached_property
-    def emad_sweep_losses(self) -> list[PointLoss]:
-        """Evaluation losses of EMAD at every margin of the grid."""
-        return point_losses(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
+    def emad_sweep_losses(self) -> Losses:
+        """Evaluation losses of full depth and of EMAD at every margin of the grid."""
+        return replay_losses(self.traces.evaluation, self.subject.loaded.geometry, self.margin_points)
 
     @cached_property
-    def truncation_sweep_losses(self) -> list[PointLoss]:
-        """Evaluation losses of fixed truncation at every depth whose head was read."""
+    def truncation_sweep_losses(self) -> Losses:
+        """Evaluation losses of full depth and of fixed truncation at every depth whose head was read."""
         evaluation = self.traces.evaluation
         depths = [point for point in truncation_points(self.subject.stepper.layers) if evaluation.has_layers_for(point)]
-        return point_losses(evaluation, self.subject.loaded.geometry, depths)
-
-    def nll_pair_by_document(self, loss: PointLoss) -> NllPair:
-        """NLL sums of ``loss`` and of full depth, and tokens, by evaluated document."""
-        mine, full = (self.traces.sum_by_document(each.nll_nats) for each in (loss, self.full_loss))
-        return mine, full, self.traces.document_lengths
+        return replay_losses(evaluation, self.subject.loaded.geometry, depths)
 
     def measure_point(self, loss: PointLoss, tasks: Sequence[str] | None = None) -> PointMeasurements:
         """Perplexity per document and answers per item against full depth, the input of EMAD-F1."""
@@ -130,7 +133,7 @@ class CandidatePoints:
             loss.point.digest,
             loss.point.name,
             loss.net_reduction,
-            {self.subject.corpus: self.nll_pair_by_document(loss)},
+            {self.subject.corpus: nll_pair_by_document(loss)},
             {task: self.task_scores.measure_accuracy_against_full_depth(task, loss.point) for task in chosen},
         )
 
@@ -193,18 +196,21 @@ def make_point_rows(points: CandidatePoints, intervals: Mapping[str, Interval]) 
 
 def find_best_truncations(points: CandidatePoints) -> list[PointLoss]:
     """For each selected point with a saving, the best fixed depth that saves as much; each once."""
+    fixed = points.truncation_sweep_losses
     rivals = [
-        best_at_equal_flops(points.truncation_sweep_losses, loss.net_reduction)
+        fixed.choose("nats", fixed.savings >= loss.net_reduction)
         for loss in points.selected_evaluation_losses
         if loss.net_reduction > 0
     ]
-    return list(dict.fromkeys(rival for rival in rivals if rival is not None))
+    return list(dict.fromkeys(rival for rival in rivals if not isinstance(rival, Absent)))
 
 
 def _row(
     points: CandidatePoints, loss: PointLoss, tasks: Mapping[str, TaskAccuracy], interval: Interval
 ) -> dict[str, Any]:
     subject, evaluation = points.subject, points.traces.evaluation
+    depth = replay_depths(evaluation, loss.point)
+    layers, tokens = np.unique(depth, return_counts=True)
     return {
         "model": subject.name,
         "name": loss.point.name,
@@ -215,12 +221,12 @@ def _row(
         "corpus": subject.corpus,
         "window_tokens": subject.window_size,
         "mean_depth": loss.mean_depth,
-        "depth_p50": loss.depth_p50,
-        "depth_p90": loss.depth_p90,
-        "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
-        "depth_by_position": depth_by_position(evaluation, replay_depths(evaluation, loss.point)),
+        "depth_p50": float(np.quantile(depth, 0.5)),
+        "depth_p90": float(np.quantile(depth, 0.9)),
+        "depth_shares": {str(layer): float(n / len(depth)) for layer, n in zip(layers, tokens, strict=True)},
+        "depth_by_position": depth_by_position(evaluation, depth),
         "flop_evidence": points.flop_verification.evidence_grade,
-        "gross_reduction": loss.gross_reduction,
+        "gross_reduction": gross_saving(evaluation, subject.loaded.geometry, loss.point),
         "net_reduction": loss.net_reduction,
         "perplexity_reference": points.full_loss.perplexity,
         "perplexity": loss.perplexity,
@@ -305,7 +311,8 @@ def make_explorer_tables(points: CandidatePoints) -> Attachments:
 
 def compute_margin_losses(points: CandidatePoints) -> list[PointLoss]:
     """Full depth, then every margin of the sweep and of the selected points, by rising saving."""
-    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep_losses, *points.selected_evaluation_losses)}
+    swept = list(points.emad_sweep_losses)[1:]
+    at = {loss.point.margin_nats: loss for loss in (*swept, *points.selected_evaluation_losses)}
     return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
 
 
@@ -317,10 +324,7 @@ def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> li
 
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
-    nll, full, tokens = points.nll_pair_by_document(loss)
-    rise = estimate_perplexity_rise(
-        nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
-    )
+    rise = estimate_point_rise(loss, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws)
     bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,

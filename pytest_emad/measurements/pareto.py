@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import permutation_test, spearmanr
 
 from emad_ref.absent import Absent
@@ -22,7 +21,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import EMAD_FAMILY
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 from emad_ref.replay.grids import (
     SAVING_LEVELS,
@@ -34,22 +33,15 @@ from emad_ref.replay.grids import (
     margin_points,
     point_families,
 )
-from emad_ref.replay.losses import (
-    PointColumnsBySequence,
-    PointLoss,
-    cheapest_within_bounds,
-    point_losses,
-    replay_points_to_columns,
-)
+from emad_ref.replay.losses import Column, LossColumn, Losses, choose_margin_point, replay_losses
 from emad_ref.signals import SIGNALS, perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.text.documents import Split as Of
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
 from pytest_emad.measurements.early_exits import RULES, scale_minimum_exit_layers
-from pytest_emad.measurements.traces import LensTraces, documents_of_windows
+from pytest_emad.measurements.traces import LensTraces
 from pytest_emad.statistics.estimate import Estimate
-from pytest_emad.statistics.fronts import FamilySplit, PointFamily, compare_families_at_saving_levels
+from pytest_emad.statistics.fronts import PointFamily, compare_families_at_saving_levels
 from pytest_emad.statistics.rates import estimate_entropy_slope
-from pytest_emad.statistics.units import ByDocument
 from pytest_emad.sweep.front import FamilyFront
 
 # name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule unpruned
@@ -66,9 +58,8 @@ WINDOWS: dict[str, dict[Of, int]] = {
 }
 SPLITS: tuple[Of, Of] = ("validate", "evaluate")
 SHOWN = 1_999  # bootstrap samples of non-deciding intervals
-PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # criterion of a front → its column
+SHOWN_METRIC: dict[LossColumn, str] = {"nats": "perplexity", "wrong": "accuracy"}  # in tables
 WRONG = ("wrong over EMAD %", "wrong over EMAD interval %")
-COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 
 
 class FamilyComparison:
@@ -81,15 +72,13 @@ class FamilyComparison:
     def __init__(
         self,
         geometry: Geometry,
-        sequences: Callable[[Of], list[TokenSequence]],
         trace: Callable[[Of], Trace],
         make: Callable[[NetSavingFunction], dict[str, list[OperatingPoint]]],
         absent: Mapping[str, Absent] = MappingProxyType({}),
     ):
-        self.geometry, self._sequences, self._trace, self._make = geometry, sequences, trace, make
+        self.geometry, self._trace, self._make = geometry, trace, make
         self.absent = absent
-        self._evaluated: dict[OperatingPoint, PointLoss] = {}
-        self._columns: dict[tuple[str, Of], PointColumnsBySequence] = {}
+        self._losses: dict[tuple[str, Of], Losses] = {}
 
     @cached_property
     def validation_trace(self) -> Trace:
@@ -104,65 +93,32 @@ class FamilyComparison:
         """Family name in tables → its points."""
         return self._make(NetSavingFunction(self.validation_trace, self.geometry))
 
-    def compute_validation_point_losses(self, name: str) -> list[PointLoss]:
-        """Validation losses of a family."""
-        return point_losses(self.validation_trace, self.geometry, self.points_by_family[name])
-
-    @cached_property
-    def full_depth_validation_point_loss(self) -> PointLoss:
-        """Full depth on the validation split."""
-        (reference,) = point_losses(self.validation_trace, self.geometry, [full_depth(self.validation_trace.layers)])
-        return reference
-
-    def compute_evaluation_point_loss(self, point: OperatingPoint) -> PointLoss:
-        """The evaluation loss of one point."""
-        if point not in self._evaluated:
-            (self._evaluated[point],) = point_losses(self.evaluation_trace, self.geometry, [point])
-        return self._evaluated[point]
-
     # ------------------------------------------------------------ at equal FLOPs
 
-    def compute_window_losses_and_flops(self, name: str, of: Of) -> PointColumnsBySequence:
-        """Loss and FLOPs of full depth and then of the family's points, on every window of a split."""
-        if (name, of) not in self._columns:
-            self._columns[name, of] = self._replayed(self.points_by_family[name], of)
-        return self._columns[name, of]
+    def losses(self, name: str, of: Of) -> Losses:
+        """Losses of full depth and then of the family's points on a split."""
+        if (name, of) not in self._losses:
+            self._losses[name, of] = self._replayed(self.points_by_family[name], of)
+        return self._losses[name, of]
 
-    def choose_quality_metric(self, name: str) -> str:
-        """Criterion of a family's front: ``perplexity``, or ``accuracy`` if any point's perplexity is infinite.
+    def choose_quality_metric(self, name: str) -> LossColumn:
+        """Criterion of a family's front: ``nats``, or ``wrong`` if any point's perplexity is infinite.
 
         A pruned vocabulary that loses next tokens makes it infinite.
         """
-        finite = all(np.isfinite(self.compute_window_losses_and_flops(name, of).nll_nats).all() for of in SPLITS)
-        return PERPLEXITY if finite else ACCURACY
+        return "nats" if all(np.isfinite(self.losses(name, of).nats).all() for of in SPLITS) else "wrong"
 
-    def replay_point_family_by_document(self, name: str, by: str = PERPLEXITY) -> PointFamily:
+    def replay_point_family_by_document(self, name: str, by: LossColumn = "nats") -> PointFamily:
         """A family by document, full depth first."""
-        return self._family(self.points_by_family[name], lambda of: self.compute_window_losses_and_flops(name, of), by)
+        return PointFamily(self.losses(name, "validate"), self.losses(name, "evaluate"), by)
 
     def make_family_of_points(self, points: Sequence[OperatingPoint]) -> PointFamily:
         """Full depth and ``points`` outside the tables' families, by document."""
-        return self._family(points, lambda of: self._replayed(points, of), PERPLEXITY)
+        return PointFamily(self._replayed(points, "validate"), self._replayed(points, "evaluate"))
 
-    def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> PointColumnsBySequence:
-        trace = self._traced(of)
-        return replay_points_to_columns(trace, self.geometry, [full_depth(trace.layers), *points])
-
-    def _family(
-        self, points: Sequence[OperatingPoint], columns_of: Callable[[Of], PointColumnsBySequence], by: str
-    ) -> PointFamily:
-        def split(of: Of) -> FamilySplit:
-            here = columns_of(of)
-            loss, flops = (self._by_document(values, of) for values in (getattr(here, COLUMN[by]), here.flops))
-            return FamilySplit(loss, flops, self._by_document(self._traced(of).n_decided_by_sequence, of))
-
-        return PointFamily(("full depth", *(point.name for point in points)), split("validate"), split("evaluate"))
-
-    def _by_document(self, values: NDArray[Any], of: Of) -> ByDocument:
-        return ByDocument.from_summed_windows(values, documents_of_windows(self._sequences(of)))
-
-    def _traced(self, of: Of) -> Trace:
-        return self.validation_trace if of == "validate" else self.evaluation_trace
+    def _replayed(self, points: Sequence[OperatingPoint], of: Of) -> Losses:
+        trace = self.validation_trace if of == "validate" else self.evaluation_trace
+        return replay_losses(trace, self.geometry, points)
 
     # ------------------------------------------------------------ the table
 
@@ -187,7 +143,7 @@ class FamilyComparison:
             for name, family in fronts.items()
             if family.largest_validation_saving >= level
         ]
-        if all(row["chosen by"] == PERPLEXITY for row in rows):
+        if all(row["chosen by"] == SHOWN_METRIC["nats"] for row in rows):
             rows = [{name: value for name, value in row.items() if name not in WRONG} for row in rows]
         return sort_by_saving_and_rise(rows)
 
@@ -215,27 +171,24 @@ class FamilyComparison:
         return {each.level: each.estimate for each in comparisons if each.estimate is not None}
 
     def _row(self, name: str, front: FamilyFront, saving: float, over: Estimate | None) -> dict[str, Any]:
-        mixed = front.mix_corners_to_saving(saving)
-        columns = self.compute_window_losses_and_flops(name, "evaluate")
+        mixed, table = front.mix_corners_to_saving(saving), front.judged
         by = self.choose_quality_metric(name)
-        tokens = int(self.evaluation_trace.n_decided_by_sequence.sum())
 
-        def mean(values: Floats) -> tuple[float, float]:
+        def mean(column: Column) -> tuple[float, float]:
             """Per token, of the mixture and of full depth."""
-            return float(mixed.expectation_of_point_values(values.sum(axis=0))[0] / tokens), float(
-                values[:, 0].sum() / tokens
-            )
+            means = table.means(column)
+            return float(mixed.expectation_of_point_values(means)[0]), float(means[0])
 
-        nll, full_nll = mean(columns.nll_nats) if by == PERPLEXITY else (None, None)
-        wrong, full_wrong = mean(columns.wrong)
+        nll, full_nll = mean("nats") if by == "nats" else (None, None)
+        wrong, full_wrong = mean("wrong")
         return {
             "net reduction %": saving,
             "family": name,
             "point": front.describe_mixture(mixed),
-            "chosen by": by,
-            "documents": len(front.sheet.tokens),
-            "windows": len(columns.wrong),
-            "mean depth": mean(columns.depth)[0],
+            "chosen by": SHOWN_METRIC[by],
+            "documents": len(table.tokens),
+            "windows": self.evaluation_trace.n_sequences,
+            "mean depth": mean("depth")[0],
             "perplexity": None if nll is None else perplexity_from_nats(nll),
             "rise %": None if nll is None or full_nll is None else perplexity_rise_from_nats(nll - full_nll),
             **_difference_columns(over, by),
@@ -244,13 +197,13 @@ class FamilyComparison:
         }
 
 
-def _difference_columns(over: Estimate | None, by: str) -> dict[str, Any]:
+def _difference_columns(over: Estimate | None, by: LossColumn) -> dict[str, Any]:
     """Perplexity over EMAD's as a share, wrong tokens over EMAD's in points; None without a comparison."""
     columns: dict[str, Any] = dict.fromkeys(("over EMAD %", "over EMAD interval %"))
     columns |= dict.fromkeys(WRONG)
     if over is None:
         return columns
-    label, scaled = ("over EMAD", perplexity_rise_from_nats) if by == PERPLEXITY else ("wrong over EMAD", float)
+    label, scaled = ("over EMAD", perplexity_rise_from_nats) if by == "nats" else ("wrong over EMAD", float)
     bounds = [scaled(bound) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
     return columns | {f"{label} %": scaled(over.value), f"{label} interval %": bounds if finite else None}
@@ -277,7 +230,6 @@ class BaselineComparison(FamilyComparison):
 
         super().__init__(
             subject.loaded.geometry,
-            lambda of: subject.cut_windows(of, getattr(subject.budget, of)),
             lambda of: traces.validation if of == "validate" else traces.evaluation,
             make,
         )
@@ -342,7 +294,7 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     def trace(of: Of) -> Trace:
         return subject.take_lens_trace(sequences(of), f"{of} early exits, {subject.corpus}", rules=traced)
 
-    return FamilyComparison(subject.loaded.geometry, sequences, trace, make, absent)
+    return FamilyComparison(subject.loaded.geometry, trace, make, absent)
 
 
 LEAST_PROFILES = 4  # of three points, all orders but one differ from a falling line by a single swap
@@ -376,12 +328,10 @@ MarginGain = tuple[str, float, float]  # name of a margin; net share of FLOPs sa
 
 def measure_best_margin_gain(rivals: BaselineComparison) -> MarginGain:
     """Gain of the margin that saves most within F1's bounds on validation; "no margin" without one."""
-    best = cheapest_within_bounds(
-        rivals.compute_validation_point_losses(EMAD_FAMILY), rivals.full_depth_validation_point_loss.perplexity
-    )
-    if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
+    best = choose_margin_point(rivals.losses(EMAD_FAMILY, "validate"))
+    if isinstance(best, Absent) or best.net_reduction <= 0:  # probes that never fire cost more than they save
         return "no margin", 0.0, 0.0
-    judged = rivals.compute_evaluation_point_loss(best.point)
+    judged = rivals.losses(EMAD_FAMILY, "evaluate")[best.index]
     return best.point.name, judged.net_reduction, judged.perplexity_rise
 
 

@@ -30,8 +30,7 @@ from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Bools
-from emad_ref.replay.losses import full_depth_flops, net_saving
-from emad_ref.replay.replay import TraceReplayer, replay
+from emad_ref.replay.grids import NetSavingFunction
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
 from pytest_emad.measurements.model_under_test import ModelUnderTest
@@ -213,8 +212,7 @@ class LmEvalTaskScorer:
             requests = self._asked_at_full[name]
             spread = np.unique(np.linspace(0, len(requests) - 1, min(REPLAYED, len(requests))).astype(int))
             self._traces[name] = self._subject.take_lens_trace([requests[i] for i in spread], f"{name}, what is saved")
-        trace, geometry = self._traces[name], self._subject.loaded.geometry
-        return net_saving(trace, geometry, replay(trace, point), full_depth_flops(trace, geometry))
+        return NetSavingFunction(self._traces[name], self._subject.loaded.geometry)(point)
 
     def compute_document_nlls_by_task(
         self, point: OperatingPoint
@@ -382,7 +380,7 @@ class ReplayedTask:
         self.items, self.replayable = items, items[0].example.scoring != "runs"
         self._take, self._geometry = trace, geometry
         self._layers: set[int] = set()
-        self._replayer: TraceReplayer | None = None
+        self._saved: NetSavingFunction | None = None
         self._at: dict[OperatingPoint, tuple[ByItem | None, float]] = {}
 
     def correctness_by_item(self, point: OperatingPoint) -> ByItem:
@@ -397,34 +395,31 @@ class ReplayedTask:
 
     def answers(self, point: OperatingPoint, decode: Decode) -> list[TaskAnswer]:
         """The answer to each item; not of programs, which are run."""
-        replayer = self._reading(point)
-        return answers_from_trace(self.items, replayer.trace, replayer.replay(point).depth, decode)
+        replayer = self._reading(point).replayer
+        return answers_from_trace(self.items, replayer.trace, replayer.compute_depths(point), decode)
 
     def cluster_values_by_text(self, values: Bools) -> ByItem:
         return ByItem(values, cluster_duplicate_items(self.items))
 
     def _play(self, point: OperatingPoint) -> tuple[ByItem | None, float]:
         if point not in self._at:
-            replayer = self._reading(point)
-            replayed, trace = replayer.replay(point), replayer.trace
+            saved = self._reading(point)
+            trace, depth = saved.replayer.trace, saved.replayer.compute_depths(point)
             right = (
-                self.cluster_values_by_text(mark_correct_items_from_trace(self.items, trace, replayed.depth))
+                self.cluster_values_by_text(mark_correct_items_from_trace(self.items, trace, depth))
                 if self.replayable
                 else None
             )
-            self._at[point] = (
-                right,
-                net_saving(trace, self._geometry, replayed, full_depth_flops(trace, self._geometry)),
-            )
+            self._at[point] = right, saved(point)
         return self._at[point]
 
-    def _reading(self, point: OperatingPoint) -> TraceReplayer:
-        """The replayer of a trace that holds every layer ``point`` reads."""
+    def _reading(self, point: OperatingPoint) -> NetSavingFunction:
+        """The net savings on a trace that holds every layer ``point`` reads."""
         layers = set(required_layers(point))
-        if self._replayer is None or not layers <= self._layers:
+        if self._saved is None or not layers <= self._layers:
             self._layers |= layers | set(default_probes(point.layers))
-            self._replayer = TraceReplayer(self._take(sorted(self._layers)))
-        return self._replayer
+            self._saved = NetSavingFunction(self._take(sorted(self._layers)), self._geometry)
+        return self._saved
 
 
 class TaskScores:

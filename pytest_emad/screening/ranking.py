@@ -18,37 +18,23 @@ from emad_ref.calibration.lens_files import FittedLens
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EntropyEstimator
-from emad_ref.signals import perplexity_rise_from_nats
+from emad_ref.replay.losses import CostColumn, Losses
 from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, candidate_probe_sets
 from pytest_emad.screening.traces import TextTracesByReadout
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.fronts import LOSS_RESAMPLES, estimate_saving_at_loss
-from pytest_emad.statistics.units import DocumentMembership
 from pytest_emad.sweep.components import points_by_criterion, restrict_trace_gate_to_probes
-from pytest_emad.sweep.front import LossTable, mark_lower_hull_corners
+from pytest_emad.sweep.front import mark_front_corners
 from pytest_emad.sweep.oracle_savings import (
     FREE_DEPTH,
     ORACLE_SETTINGS,
     RISE_LEVELS,
     WORTHLESS_SAVING,
-    SavingsCurve,
-    oracle_curve,
-    savings_curve,
+    OracleName,
+    oracle_losses,
+    oracle_name,
+    replay_losses_with_fill_cost,
 )
-
-
-@dataclass(frozen=True, eq=False)
-class TraceWithDocuments:
-    """One split through one readout: ``trace``, and ``documents`` [sequences], the document of each sequence."""
-
-    trace: Trace
-    documents: DocumentMembership
-
-    def flops_and_block_loss_tables(self, points: SavingsCurve) -> tuple[LossTable, LossTable]:
-        """(by FLOPs, by blocks) losses and costs of a family of points, by document."""
-        columns, sums = points.columns, self.documents.sum_by_document
-        nll, tokens = sums(columns.nll_nats), sums(points.tokens)
-        return LossTable(nll, sums(columns.flops), tokens), LossTable(nll, sums(columns.depth), tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +45,8 @@ class ComparedFamily:
     """
 
     name: str
-    judged: SavingsCurve
-    chosen: SavingsCurve | None = None
+    judged: Losses
+    chosen: Losses | None = None
 
     @property
     def is_oracle(self) -> bool:
@@ -80,8 +66,8 @@ class FamilySaving:
 
 
 def build_compared_criterion_families(
-    chosen: TraceWithDocuments,
-    judged: TraceWithDocuments,
+    chosen: Trace,
+    judged: Trace,
     geometry: Geometry,
     probes: Sequence[int],
     gate: EntropyEstimator | None = None,
@@ -95,17 +81,18 @@ def build_compared_criterion_families(
         BadArgument: as ``criteria`` and ``ceiling``.
     """
     suffix = f", {called}" if called else ""
-    families = points_by_criterion(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
+    families = points_by_criterion(chosen, probes, gate, schedule="monotone" if monotone else FREE_DEPTH)
     compared = [
-        ComparedFamily(f"{name}{suffix}", *(savings_curve(name, read.trace, geometry, points, range(len(points)))
-               for read in (judged, chosen)))
+        ComparedFamily(
+            f"{name}{suffix}", *(replay_losses_with_fill_cost(trace, geometry, points) for trace in (judged, chosen))
+        )
         for name, points in families.items()
-    ]  # fmt: skip
+    ]
     return build_compared_oracle_families(judged, geometry, monotone=monotone, probes=probes, called=called) + compared
 
 
 def build_compared_oracle_families(
-    judged: TraceWithDocuments,
+    judged: Trace,
     geometry: Geometry,
     *,
     monotone: bool = False,
@@ -114,38 +101,35 @@ def build_compared_oracle_families(
 ) -> list[ComparedFamily]:
     """Oracles: the ceiling of rules that know the divergence, and a threshold on it; raises as ``ceiling``."""
     compared = []
-    for oracle in ("price", "threshold"):
-        points = oracle_curve(judged.trace, geometry, oracle, monotone=monotone, probes=probes, count=ORACLE_SETTINGS)
-        compared.append(ComparedFamily(points.name + (f", {called}" if called else ""), points))
+    oracles: tuple[OracleName, ...] = ("price", "threshold")
+    for oracle in oracles:
+        losses = oracle_losses(judged, geometry, oracle, monotone=monotone, probes=probes, count=ORACLE_SETTINGS)
+        compared.append(ComparedFamily(oracle_name(oracle, monotone) + (f", {called}" if called else ""), losses))
     return compared
 
 
 def rank_family_savings(
     families: Iterable[ComparedFamily],
-    judged: TraceWithDocuments,
-    chosen: TraceWithDocuments | None,
     rng: np.random.Generator,
     levels: Sequence[float] = RISE_LEVELS,
     resamples: int = LOSS_RESAMPLES,
 ) -> list[FamilySaving]:
-    """A row per family and level, by level, then by net saving, largest first.
-
-    ``chosen``: the split that fronts were chosen on; None if all families are oracles.
-    """
+    """A row per family and level, by level, then by net saving, largest first."""
+    costs: tuple[CostColumn, CostColumn] = ("flops", "depth")
     rows = []
     for family in families:
-        mine = judged.flops_and_block_loss_tables(family.judged)
-        theirs = (
-            (None, None)
-            if family.chosen is None or chosen is None
-            else chosen.flops_and_block_loss_tables(family.chosen)
-        )
         for level in levels:
             net, blocks = (
                 estimate_saving_at_loss(
-                    here, math.log1p(level), chosen=there, threshold=WORTHLESS_SAVING, rng=rng, resamples=resamples
+                    family.judged,
+                    math.log1p(level),
+                    chosen=family.chosen,
+                    cost=cost,
+                    threshold=WORTHLESS_SAVING,
+                    rng=rng,
+                    resamples=resamples,
                 )
-                for here, there in zip(mine, theirs, strict=True)
+                for cost in costs
             )
             rows.append(FamilySaving(family.name, level, net, blocks, family.is_oracle))
     return sorted(rows, key=lambda row: (row.level, -row.net.value))
@@ -169,27 +153,22 @@ def saving_table_rows(rows: Iterable[FamilySaving]) -> list[dict[str, Any]]:
     ]
 
 
-def saving_figure_rows(
-    families: Iterable[ComparedFamily], judged: TraceWithDocuments, chosen: TraceWithDocuments | None = None
-) -> list[dict[str, Any]]:
+def saving_figure_rows(families: Iterable[ComparedFamily]) -> list[dict[str, Any]]:
     """Rows of the figure "saving against loss": every corner of every front, measured on the judged text."""
     rows = []
     for family in families:
-        (net, blocks), names = judged.flops_and_block_loss_tables(family.judged), family.judged.names
-        sheet = net if family.chosen is None or chosen is None else chosen.flops_and_block_loss_tables(family.chosen)[0]
-        savings, losses = sheet.savings_and_losses
-        (corners,) = mark_lower_hull_corners(savings[None], losses[None])
-        (saved, lost), (layers, _) = net.savings_and_losses, blocks.savings_and_losses
+        judged = family.judged
+        blocks = judged.saved_shares("depth")
         rows += [
             {
                 "family": family.name,
-                "point": names[at],
-                "net reduction %": float(saved[at]),
-                "blocks %": float(layers[at]),
-                "rise %": perplexity_rise_from_nats(float(lost[at] - lost[0])),
+                "point": judged.points[at].name,
+                "net reduction %": float(judged.savings[at]),
+                "blocks %": float(blocks[at]),
+                "rise %": float(judged.rises[at]),
                 "kind": "ceiling" if family.is_oracle else "criterion",
             }
-            for at in np.flatnonzero(corners)
+            for at in np.flatnonzero(mark_front_corners(judged if family.chosen is None else family.chosen))
         ]
     return rows
 
@@ -224,13 +203,11 @@ def compute_savings_figure_and_table(
     if fitted.gate is not None:
         for split, trace in through.items():
             through[split], gate = restrict_trace_gate_to_probes(trace, fitted.gate, lens_layers, probes)
-    before = TraceWithDocuments(through["chosen"], chosen.text.document_of_window)
-    tuned = TraceWithDocuments(through["judged"], judged.text.document_of_window)
-    own = TraceWithDocuments(judged.own, judged.text.document_of_window)
+    before, tuned = through["chosen"], through["judged"]
     families = [
         *build_compared_criterion_families(before, tuned, geometry, probes, gate, called=TUNED_LENS),
         *build_compared_oracle_families(tuned, geometry, monotone=True, probes=probes, called=TUNED_LENS),
-        *build_compared_oracle_families(own, geometry, probes=probes, called=OWN_HEAD),
+        *build_compared_oracle_families(judged.own, geometry, probes=probes, called=OWN_HEAD),
     ]
-    rows = rank_family_savings(families, tuned, before, rng, resamples=FIGURE_RESAMPLES)
-    return SavingsFigureAndTable(saving_figure_rows(families, tuned, before), saving_table_rows(rows))
+    rows = rank_family_savings(families, rng, resamples=FIGURE_RESAMPLES)
+    return SavingsFigureAndTable(saving_figure_rows(families), saving_table_rows(rows))

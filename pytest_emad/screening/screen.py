@@ -41,11 +41,10 @@ from pytest_emad.screening.selection import (
     candidate_points_up_to_best,
     certify_points,
     compute_oracle_headrooms,
-    decode_point_columns,
+    decode_losses_on_text,
     fit_state_translators,
-    join_point_columns,
     optimistic_savings,
-    replay_point_columns_on_split,
+    replay_losses_on_split,
     select_points,
 )
 from pytest_emad.screening.settings import RISE_LEVELS, ScreeningSettings
@@ -247,15 +246,11 @@ def _decode_best(
         return states, certification, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text
-    columns = decode_point_columns(model, text, shown_points, named)
-    full = replay_point_columns_on_split(evaluated, [], model.geometry)
-    both = join_point_columns(full, columns)
+    full = replay_losses_on_split(evaluated, [], model.geometry)
+    both = full.join(decode_losses_on_text(model, text, shown_points, named))
     judge = EvaluationIntervals(text, settings.seed)
     return (
         states,
         certification,
-        [
-            judge.estimate_point(best.family, settings.rise, point, both, at, how="decoded")
-            for at, point in enumerate(shown_points, start=1)
-        ],
+        [judge.estimate_point(best.family, settings.rise, loss, how="decoded") for loss in list(both)[1:]],
     )

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from scipy import stats
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.linear_maps import TRANSLATOR_RANK, fit_translators
-from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
@@ -31,9 +31,8 @@ from emad_ref.probes.tuned_lens import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.replay import losses
 from emad_ref.replay.grids import ThresholdSweep
-from emad_ref.replay.losses import PointColumnsBySequence, columns_from_replays, decoded_columns
-from emad_ref.replay.replay import ReplayResult, TraceReplayer, compute_decode_flops_by_sequence, sum_by_sequence
-from emad_ref.signals import perplexity_rise_from_nats
+from emad_ref.replay.losses import CostColumn, Losses, PointLoss, bound_rises, decode_losses, losses_of_replays
+from emad_ref.replay.replay import ReplayResult, compute_decode_flops_by_sequence, sum_by_sequence
 from pytest_emad.screening.drift import DocumentFeatures, features_of_teacher_forced_texts
 from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from pytest_emad.screening.guarantee import (
@@ -48,55 +47,12 @@ from pytest_emad.screening.guarantee import (
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.traces import ENOUGH_DOCUMENTS, ScreeningText, TextTracesByReadout, iterate_unseen_windows
 from pytest_emad.statistics.estimate import Estimate
-from pytest_emad.statistics.rates import RESAMPLES, draw_document_counts, estimate_perplexity_rise, mean_rate
-from pytest_emad.statistics.units import ByDocument, DocumentMembership
-from pytest_emad.sweep.oracle_savings import OracleName, SavingsCurve, oracle_curve, sequence_flops_with_fill_cost
+from pytest_emad.statistics.rates import RESAMPLES, draw_document_counts, estimate_point_rise, estimate_saving
+from pytest_emad.statistics.units import ByDocument
+from pytest_emad.sweep.oracle_savings import OracleName, oracle_losses, sequence_flops_with_fill_cost
 
-ONE_SIDED_LEVEL = 0.05  # one-sided
 SEARCH_STEPS = 16  # steps of a search between settings, each halving the rest of seven orders of magnitude
 FINEST_SETTING = 1e-7  # the smallest tried setting, as share of the largest
-
-
-@dataclass(frozen=True, eq=False)
-class RiseBoundEstimator:
-    """Bounds on the rise of perplexity from the windows of one split.
-
-    ``reference`` [windows] nats at full depth, ``tokens`` [windows]. ``n_judged_documents``: documents of the split
-    that will confirm.
-    """
-
-    reference: Floats
-    tokens: Floats
-    documents: DocumentMembership
-    n_judged_documents: int
-
-    @classmethod
-    def from_trace(cls, trace: Trace, documents: DocumentMembership, n_judged_documents: int) -> RiseBoundEstimator:
-        full = TraceReplayer(trace).replay(full_depth(trace.layers)).nll_nats
-        tokens = trace.n_decided_by_sequence.astype(np.float64)
-        return cls(sum_by_sequence(trace, full), tokens, documents, n_judged_documents)
-
-    def upper_bound(self, nll_nats: Floats) -> float:
-        """Smallest level of rise at which evaluation can confirm a point with these sums [windows] of nats."""
-        mean, error, count = self._rise(nll_nats)
-        later = error * math.sqrt(count / self.n_judged_documents)
-        t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, min(count, self.n_judged_documents) - 1))
-        return perplexity_rise_from_nats(mean + t * math.hypot(error, later) + t * later)
-
-    def lower_bound(self, nll_nats: Floats) -> float:
-        """Largest level that such a point is shown to exceed, the lower bound of its rise."""
-        mean, error, count = self._rise(nll_nats)
-        return perplexity_rise_from_nats(mean - float(stats.t.ppf(1 - ONE_SIDED_LEVEL, count - 1)) * error)
-
-    def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
-        """(mean nats per token, its standard error, documents)."""
-        excess = self.documents.sum_by_document(nll_nats - self.reference)
-        tokens = self.documents.sum_by_document(self.tokens)
-        mean, count, total = excess.sum() / tokens.sum(), len(tokens), tokens.sum()
-        if count < 2:
-            raise BadArgument("documents", count, "at least 2", "one has no spread")
-        away = excess - mean * tokens
-        return float(mean), math.sqrt(count / (count - 1) * float(away @ away)) / float(total), count
 
 
 def loosest_point(
@@ -151,35 +107,44 @@ SelectionRow = SelectedPoint | FamilyWithoutPoint
 
 
 class PointSelector:
-    """Chooses points on ``validate`` for judging on ``evaluate``; ``by``: the bound on a point's level."""
+    """Chooses points on ``validate``, by their upper bounds, for confirmation on ``n_judged_documents`` of other text.
+
+    ``optimistic``: by their lower bounds.
+    """
 
     def __init__(
-        self,
-        validate: TextTracesByReadout,
-        n_judged_documents: int,
-        geometry: Geometry,
-        by: Callable[[RiseBoundEstimator, Floats], float] = RiseBoundEstimator.upper_bound,
+        self, validate: TextTracesByReadout, n_judged_documents: int, geometry: Geometry, *, optimistic: bool = False
     ):
-        self._traced, self._geometry, self._by = validate, geometry, by
-        self.losses = RiseBoundEstimator.from_trace(validate.own, validate.text.document_of_window, n_judged_documents)
+        self._traced, self._geometry = validate, geometry
+        self._confirmed_on, self._optimistic = n_judged_documents, optimistic
+
+    @cached_property
+    def _full(self) -> Losses:
+        return self.losses([])
+
+    def losses(self, points: Sequence[OperatingPoint]) -> Losses:
+        """Full depth, and then ``points``, on the selection text."""
+        return replay_losses_on_split(self._traced, points, self._geometry)
 
     def rise_bound(self, point: OperatingPoint) -> float:
-        """Level of rise of ``point`` by the selector's bound: the upper one unless the constructor got another."""
-        return self._by(self.losses, sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats))
+        """Level of rise of ``point`` by the selector's bound (``losses.bound_rises``)."""
+        nats = sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats)
+        excess = self._traced.text.document_of_window.sum_by_document(nats) - self._full.nats[0]
+        bound = bound_rises(excess, self._full.tokens, confirmed_on=self._confirmed_on, lower=self._optimistic)
+        return float(bound)
 
     def net_saving(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
-        full, mine = (self._traced.replay(each) for each in (full_depth(point.layers), point))
-        spent, whole = (charged_flops_by_window(self._traced, each, self._geometry).sum() for each in (mine, full))
-        return float(1 - spent / whole)
+        spent = charged_flops_by_window(self._traced, self._traced.replay(point), self._geometry).sum()
+        return float(1 - spent / self._full.totals("flops")[0])
 
     def best_point(self, family: ExitFamily, level: float) -> OperatingPoint | None:
         """The point that saves most within ``level``, of all sets of probes or all points; None without one."""
         within = [point for dial in family.dials if (point := self.loosest_point(dial, level)) is not None]
         within += [point for point in family.points if self.rise_bound(point) <= level]
-        saving = [(self.net_saving(point), point) for point in within]
-        best = max(saving, key=lambda each: each[0], default=(0.0, None))
-        return best[1] if best[0] > 0 else None
+        losses = self.losses(within)
+        best = losses.choose("flops", losses.savings > 0)
+        return None if isinstance(best, Absent) else best.point
 
     def loosest_point(self, dial: ThresholdSweep, level: float) -> OperatingPoint | None:
         """The loosest point of ``dial`` within ``level``; None without one."""
@@ -197,60 +162,32 @@ def charged_flops_by_window(traced: TextTracesByReadout, replayed: ReplayResult,
     )
 
 
-def replay_point_columns_on_split(
-    traced: TextTracesByReadout, points: Sequence[OperatingPoint], geometry: Geometry
-) -> PointColumnsBySequence:
-    """A column per point, full depth first; charged as in ``charged_flops_by_window``."""
+def replay_losses_on_split(traced: TextTracesByReadout, points: Sequence[OperatingPoint], geometry: Geometry) -> Losses:
+    """A row per point, full depth first; charged as in ``charged_flops_by_window``."""
     replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
-    return columns_from_replays(
-        traced.own, replays, lambda replayed: charged_flops_by_window(traced, replayed, geometry)
-    )
+    return losses_of_replays(traced.own, replays, lambda replayed: charged_flops_by_window(traced, replayed, geometry))
 
 
 class EvaluationIntervals:
-    """Intervals by document of columns on evaluation text, all from the same samples of documents."""
+    """Intervals by document of losses on evaluation text, all from the same samples of documents."""
 
     def __init__(self, text: ScreeningText, seed: int):
-        self._documents = text.document_of_window
         self._rng = np.random.default_rng(seed)
         self._draws = draw_document_counts(text.n_documents, RESAMPLES, self._rng)
-        self._tokens = self._by(text.window_lengths)
 
-    def estimate_point(
-        self,
-        family: ExitFamily,
-        level: float,
-        point: OperatingPoint,
-        columns: PointColumnsBySequence,
-        number: int,
-        how: str = "replayed",
-    ) -> SelectedPoint:
-        """``columns``: full depth first, ``point`` at ``number``."""
-        rise = estimate_perplexity_rise(
-            self._by(columns.nll_nats[:, number]),
-            self._by(columns.nll_nats[:, 0]),
-            self._tokens,
-            threshold=level,
-            rng=self._rng,
-            draws=self._draws,
-            worst=None,  # a guarantee, if there is one, covers documents that this text lacks; else nothing does
-        )
-        net, blocks = (self.estimate_saving(column, number) for column in (columns.flops, columns.depth))
-        return SelectedPoint(family, level, point, net, rise, blocks, how)
+    def estimate_point(self, family: ExitFamily, level: float, loss: PointLoss, how: str = "replayed") -> SelectedPoint:
+        """The rise and the savings of ``loss`` over its table's first row, full depth."""
+        # a guarantee, if there is one, covers documents that this text lacks; else nothing does
+        rise = estimate_point_rise(loss, threshold=level, rng=self._rng, draws=self._draws, worst=None)
+        net, blocks = (self.estimate_saving(loss, cost) for cost in COSTS)
+        return SelectedPoint(family, level, loss.point, net, rise, blocks, how)
 
-    def estimate_saving(self, column: Floats, number: int) -> Estimate:
-        """Share of full depth's cost, the first of ``column`` [windows, points], that the point ``number`` saves."""
-        return mean_rate(
-            self._by(column[:, 0] - column[:, number]),
-            self._by(column[:, 0]),
-            threshold=0.0,
-            unit="share",
-            rng=self._rng,
-            draws=self._draws,
-        )
+    def estimate_saving(self, loss: PointLoss, cost: CostColumn) -> Estimate:
+        """Share of full depth's ``cost`` that the point saves."""
+        return estimate_saving(loss, threshold=0.0, rng=self._rng, cost=cost, draws=self._draws, unit="share")
 
-    def _by(self, values: Floats) -> ByDocument:
-        return ByDocument.from_summed_windows(values, self._documents)
+
+COSTS: tuple[CostColumn, CostColumn] = ("flops", "depth")
 
 
 def select_points(
@@ -274,7 +211,7 @@ def optimistic_savings(
     Its point, chosen on ``traced``, is the loosest that these documents do not show to exceed the level. More documents
     can only exclude it. The bound is not a point for decoding.
     """
-    dearest = PointSelector(traced, traced.text.n_documents, geometry, RiseBoundEstimator.lower_bound)
+    dearest = PointSelector(traced, traced.text.n_documents, geometry, optimistic=True)
     return _with_intervals(
         [(family, level, dearest.best_point(family, level)) for family in families], traced, geometry, seed
     )
@@ -288,11 +225,11 @@ def _with_intervals(
 ) -> list[SelectionRow]:
     judge = EvaluationIntervals(traced.text, seed)
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
-    columns = replay_point_columns_on_split(traced, points, geometry)
+    losses = replay_losses_on_split(traced, points, geometry)
     return [
         FamilyWithoutPoint(family, level)
         if point is None
-        else judge.estimate_point(family, level, point, columns, 1 + points.index(point))
+        else judge.estimate_point(family, level, losses[1 + points.index(point)])
         for family, level, point in chosen
     ]
 
@@ -329,20 +266,13 @@ def compute_oracle_headrooms(
     for oracle in ORACLES:
         for readout, trace in ((OWN_HEAD, traced.own), (TUNED_LENS, traced.tuned)):
             for depth in ("free", "monotone"):
-                curve = oracle_curve(trace, geometry, oracle, monotone=depth == "monotone", count=ORACLE_SETTINGS)
+                losses = oracle_losses(trace, geometry, oracle, monotone=depth == "monotone", count=ORACLE_SETTINGS)
                 for level in levels:
-                    blocks, at = largest_block_saving_and_index(curve, level)
-                    net = judge.estimate_saving(curve.columns.flops, at)
+                    best = losses.choose("depth", losses.rises <= level)
+                    assert not isinstance(best, Absent), "full depth is within every level"
+                    net, blocks = judge.estimate_saving(best, "flops"), float(losses.saved_shares("depth")[best.index])
                     headroom.append(OracleHeadroom(oracle, readout, depth, level, blocks, net.value, net.low, net.high))
     return headroom
-
-
-def largest_block_saving_and_index(curve: SavingsCurve, level: float) -> tuple[float, int]:
-    """(share of blocks, index) of the point of ``curve`` that saves most with a rise of at most ``level``."""
-    depth = curve.columns.depth.sum(axis=0)
-    blocks = np.where(curve.perplexity_rises <= level, 1 - depth / depth[0], 0.0)
-    best = int(np.argmax(blocks))  # the first is full depth, which saves nothing
-    return float(blocks[best]), best
 
 
 def largest_headroom(headroom: Sequence[OracleHeadroom], level: float) -> OracleHeadroom:
@@ -421,11 +351,11 @@ def point_with_translated_kv(point: OperatingPoint, states: StateTranslators | N
     return replace(point, schedule="translated", translators=states.digest)
 
 
-def decode_point_columns(
+def decode_losses_on_text(
     model: LoadedModel, text: ScreeningText, points: Sequence[OperatingPoint], progress: str | None = None
-) -> PointColumnsBySequence:
-    """Columns of ``points`` on ``text``."""
-    return decoded_columns(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
+) -> Losses:
+    """Losses of ``points`` on ``text``."""
+    return decode_losses(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
 
 
 def certify_points(
@@ -450,21 +380,18 @@ def certify_points(
     require_strict_to_loose(points)
     named = None if progress is None else f"{progress}, full depth"
     whole = take_trace(model.stepper, text.windows, layers=(), progress=named)
-    columns = losses.replay_points_to_columns(whole, model.geometry, [full_depth(whole.layers)])
-    tokens = text.window_lengths
-    rise_bounds = RiseBoundEstimator(columns.nll_nats[:, 0], tokens, text.document_of_window, n_judged_documents)
-    by, risk = partial(ByDocument.from_summed_windows, document=text.document_of_window), float(np.log1p(settings.rise))
-    tried, bounds, fed = list[OperatingPoint](), list[float](), list[list[TeacherForcedText]]()
+    table, risk = losses.replay_losses(whole, model.geometry, []), float(np.log1p(settings.rise))
+    tried, fed = list[OperatingPoint](), list[list[TeacherForcedText]]()
     for point in points:
         tried.append(point)
         named = None if progress is None else f"{progress}, {len(tried)} of at most {len(points)}"
         fed.append(losses.teacher_force_at_point(model.stepper, text.windows, point, rows=ROWS, progress=named))
-        columns = join_point_columns(
-            columns,
-            losses.columns_from_teacher_forced_texts(model.stepper, model.geometry, text.windows, point, fed[-1]),
+        table = table.join(losses.losses_of_texts(model.stepper, model.geometry, text.windows, point, fed[-1]))
+        bounds = losses.bound_rises(table.excess_nats[1:], table.tokens, confirmed_on=n_judged_documents)
+        nats, full, tokens = (
+            ByDocument(each, table.cluster) for each in (table.nats[1:].T, table.nats[0], table.tokens)
         )
-        bounds.append(rise_bounds.upper_bound(columns.nll_nats[:, -1]))
-        excess = excess_loss(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens))
+        excess = excess_loss(nats, full, tokens)
         if bounds[-1] > settings.rise and risk_p_values(excess, risk)[-1] > ERROR:
             break  # nor is a looser one, so the sequence of tests ends here
     within = [number for number, bound in enumerate(bounds) if bound <= settings.rise]
@@ -472,9 +399,8 @@ def certify_points(
     promise = certify_losses(
         excess, names, EXCESS, text=settings.text_description, digests=digests, risk=risk, seed=settings.seed
     )
-    saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = tried[max(within)] if within else None
-    certification = Certification(family, tuple(tried), np.array(bounds), saved, chosen, promise, None)
+    certification = Certification(family, tuple(tried), bounds, table.savings[1:], chosen, promise, None)
     promised = certification.certified_point
     if promised is None:
         return certification
@@ -484,10 +410,3 @@ def certify_points(
         certification,
         signs=features_of_teacher_forced_texts(known, sample.document_of_window, promised, settings.text_description),
     )
-
-
-def join_point_columns(left: PointColumnsBySequence, right: PointColumnsBySequence) -> PointColumnsBySequence:
-    """Columns of both, ``left`` first, on the sequences of ``right``, which are the first ones of ``left``."""
-    count = len(right.nll_nats)
-    names = [each.name for each in fields(PointColumnsBySequence)]
-    return PointColumnsBySequence(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))

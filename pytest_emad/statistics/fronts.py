@@ -44,6 +44,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
+from emad_ref.replay.losses import CostColumn, LossColumn, Losses
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import LEVEL, LegTest, build_leg_test
 from pytest_emad.statistics.rates import draw_document_counts, estimate_from_bootstrap_t_values, required_resamples
@@ -53,10 +54,11 @@ from pytest_emad.sweep.front import (
     BootstrapMixtures,
     FamilyFront,
     FrontMixtureByDocument,
-    LossTable,
     choose_front,
     mark_lower_hull_corners,
     mix_to_saving,
+    require_finite_losses,
+    resample_savings_and_losses,
 )
 
 FRONT_RESAMPLES = 4_999  # if few legs share their error; ``resample_count_for_legs`` gives the number for many
@@ -65,41 +67,21 @@ AT_ONCE = 100_000  # draws × documents per batch: arrays of 0.8 MB stay in a ca
 
 
 @dataclass(frozen=True, eq=False)
-class FamilySplit:
-    """Losses and costs of a family's points on the documents of one split; the first point is full depth.
-
-    ``loss``, ``flops`` [documents, points]: sums over each document's tokens, FLOPs; ``tokens`` [documents].
-    """
-
-    loss: ByDocument
-    flops: ByDocument
-    tokens: ByDocument
-
-    @property
-    def loss_table(self) -> LossTable:
-        """The same columns as plain arrays; raises as ``LossTable``."""
-        return LossTable(
-            *(np.asarray(column.values, dtype=np.float64) for column in (self.loss, self.flops, self.tokens))
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class PointFamily:
-    """``names`` [points] as in reports; the front is chosen on ``validation`` and judged on ``evaluation``."""
+    """A family, whose front is chosen on ``validation`` and judged on ``evaluation`` by ``loss``."""
 
-    names: tuple[str, ...]
-    validation: FamilySplit
-    evaluation: FamilySplit
+    validation: Losses
+    evaluation: Losses
+    loss: LossColumn = "nats"
 
     @property
     def front(self) -> FamilyFront:
-        return choose_front(self.names, self.validation.loss_table, self.evaluation.loss_table)
+        return choose_front(self.validation, self.evaluation, self.loss)
 
     @property
     def largest_validation_saving(self) -> float:
         """The largest saving of any point on validation."""
-        savings, _ = self.validation.loss_table.savings_and_losses
-        return float(savings.max())
+        return float(self.validation.savings.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +125,7 @@ def compare_families_at_saving_levels(
         BadArgument: other documents on either side.
     """
     for name in ("validation", "evaluation"):
-        mine, theirs = (getattr(side, name).tokens.values for side in (ours, rival))
+        mine, theirs = (getattr(side, name).tokens for side in (ours, rival))
         if not np.array_equal(mine, theirs):
             raise BadArgument(f"rival.{name}", f"{len(theirs)} documents", "those of ours", "compare on the same text")
     fronts = ours.front, rival.front
@@ -206,22 +188,18 @@ def _estimates(
 ) -> list[Estimate]:
     if not levels:
         return []
-    chosen, judged = ([getattr(side, name).loss_table for side in sides] for name in ("validation", "evaluation"))
-    as_it_is = _ResampledFronts(chosen, judged, *(np.ones((1, len(sheets[0].tokens))) for sheets in (chosen, judged)))
+    chosen, judged = (len(each.tokens) for each in (sides[0].validation, sides[0].evaluation))
+    as_it_is = _ResampledFronts(sides, np.ones((1, chosen)), np.ones((1, judged)))
     differences = [as_it_is.difference(level) for level in levels]
-    documents = len(judged[0].tokens)
     resampled: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
-    for size in _portions(resamples, documents + len(chosen[0].tokens)):
-        counts = (draw_document_counts(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
-        sample = _ResampledFronts(chosen, judged, *counts)
+    for size in _portions(resamples, judged + chosen):
+        sample = _ResampledFronts(sides, *(draw_document_counts(n, size, rng) for n in (chosen, judged)))
         for number, level in enumerate(levels):
             resampled[number].append(sample.difference(level))
     estimates = []
     for (value, error), parts in zip(differences, resampled, strict=True):
         values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
-        estimates.append(
-            _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
-        )
+        estimates.append(_selection_estimate(float(value[0]), float(error[0]), values, errors, judged, threshold, unit))
     return estimates
 
 
@@ -233,17 +211,15 @@ def _portions(resamples: int, documents: int) -> Iterator[int]:
 class _ResampledFronts:
     """Samples of both splits, ``chosen_counts`` and ``judged_counts`` [draws, documents], with both fronts in each."""
 
-    def __init__(
-        self, chosen: Sequence[LossTable], judged: Sequence[LossTable], chosen_counts: Floats, judged_counts: Floats
-    ):
+    def __init__(self, sides: Sequence[PointFamily], chosen_counts: Floats, judged_counts: Floats):
         self.counts = judged_counts
         self.sides = [
             _FamilyFronts(
-                sheet,
-                mark_lower_hull_corners(*before.resampled_savings_and_losses(chosen_counts)),
-                *sheet.resampled_savings_and_losses(judged_counts),
+                side,
+                mark_lower_hull_corners(*resample_savings_and_losses(side.validation, chosen_counts, side.loss)),
+                *resample_savings_and_losses(side.evaluation, judged_counts, side.loss),
             )
-            for before, sheet in zip(chosen, judged, strict=True)
+            for side in sides
         ]
 
     def difference(self, level: float) -> tuple[Floats, Floats]:
@@ -259,7 +235,7 @@ class _ResampledFronts:
 class _FamilyFronts:
     """One family in every draw: ``corners``, ``savings``, ``losses`` [draws, points]."""
 
-    sheet: LossTable
+    family: PointFamily
     corners: Bools
     savings: Floats
     losses: Floats
@@ -271,11 +247,11 @@ class _FamilyFronts:
 
     def at(self, saving: Floats, counts: Floats) -> tuple[Floats, Floats]:
         """(loss per token [draws], pull of each document on it [draws, documents]) at ``saving`` [draws]."""
-        mixed, sheet = mix_to_saving(self.corners, self.savings, saving), self.sheet
+        mixed, table = mix_to_saving(self.corners, self.savings, saving), self.family.evaluation
         loss = mixed.expectation_of_resampled_values(self.losses)
-        tokens, full = counts @ sheet.tokens, counts @ sheet.flops[:, 0]
-        lost = mixed.expectation_of_point_values(sheet.loss.T) - loss[:, None] * sheet.tokens
-        spent = mixed.expectation_of_point_values(sheet.flops.T) - (1 - saving)[:, None] * sheet.flops[:, 0]
+        tokens, full = counts @ table.tokens, counts @ table.flops[0]
+        lost = mixed.expectation_of_point_values(getattr(table, self.family.loss)) - loss[:, None] * table.tokens
+        spent = mixed.expectation_of_point_values(table.flops) - (1 - saving)[:, None] * table.flops[0]
         return loss, lost / tokens[:, None] + (self.slope(mixed) / full)[:, None] * spent
 
     def slope(self, mixed: BootstrapMixtures) -> Floats:
@@ -308,15 +284,16 @@ TAIL = 0.025
 
 
 def estimate_saving_at_loss(
-    judged: LossTable,
+    judged: Losses,
     nats_per_token: float,
     *,
-    chosen: LossTable | None = None,
+    chosen: Losses | None = None,
+    cost: CostColumn = "flops",
     threshold: float,
     rng: np.random.Generator,
     resamples: int = LOSS_RESAMPLES,
 ) -> Estimate:
-    """The saving at ``nats_per_token``, a share of full depth's cost, against ``threshold``.
+    """The saving at ``nats_per_token``, a share of full depth's ``cost``, against ``threshold``.
 
     ``chosen``: the same points on the split that their front is chosen on; None: the judged split.
 
@@ -326,11 +303,13 @@ def estimate_saving_at_loss(
     if not 0 <= nats_per_token < math.inf:
         raise BadArgument("nats_per_token", nats_per_token, "a finite number ≥ 0")
     before = judged if chosen is None else chosen
-    if before.loss.shape[1] != judged.loss.shape[1]:
-        raise BadArgument("chosen", before.loss.shape[1], f"{judged.loss.shape[1]} points, those that are judged")
+    if len(before) != len(judged):
+        raise BadArgument("chosen", len(before), f"{len(judged)} points, those that are judged")
+    for table in (before, judged):
+        require_finite_losses(table, "nats")
     documents = len(judged.tokens)
     once = np.ones((1, len(before.tokens))), np.ones((1, documents))
-    (value,) = _savings_at_loss(before, judged, *once, nats_per_token)
+    (value,) = _savings_at_loss(before, judged, *once, nats_per_token, cost)
     noun, unit = ByDocument.noun, "share saved"
     if documents == 1:
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
@@ -338,7 +317,7 @@ def estimate_saving_at_loss(
     for size in [SAMPLES_AT_ONCE] * (resamples // SAMPLES_AT_ONCE) + [resamples % SAMPLES_AT_ONCE]:
         judged_counts = draw_document_counts(documents, size, rng)
         before_counts = judged_counts if chosen is None else draw_document_counts(len(before.tokens), size, rng)
-        parts.append(_savings_at_loss(before, judged, before_counts, judged_counts, nats_per_token))
+        parts.append(_savings_at_loss(before, judged, before_counts, judged_counts, nats_per_token, cost))
     scale = math.sqrt(judged_counts[0].sum() / documents) if len(judged_counts) else 1.0
     resampled = value + scale * (np.concatenate(parts) - value)
     low, high = np.quantile(resampled, (TAIL, 1 - TAIL))
@@ -351,12 +330,12 @@ def estimate_saving_at_loss(
 
 
 def _savings_at_loss(
-    before: LossTable, judged: LossTable, before_counts: Floats, judged_counts: Floats, most: float
+    before: Losses, judged: Losses, before_counts: Floats, judged_counts: Floats, most: float, cost: CostColumn
 ) -> Floats:
     """[draws] savings at a loss of ``most``, for samples with these counts [draws, documents]."""
     return largest_savings_within_loss(
-        mark_lower_hull_corners(*before.resampled_savings_and_losses(before_counts)),
-        *judged.resampled_savings_and_losses(judged_counts),
+        mark_lower_hull_corners(*resample_savings_and_losses(before, before_counts, cost=cost)),
+        *resample_savings_and_losses(judged, judged_counts, cost=cost),
         most,
     )
 

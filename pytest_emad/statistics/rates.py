@@ -2,7 +2,7 @@
 
 Rates are perplexity, profiles, slopes, and rank correlation of tokens clustered by document.
 
-``FullDepthBaseline`` compares the loss and cost of a decoder with full depth on the same documents:
+``estimate_point_rise`` and ``estimate_saving`` compare a row of ``Losses`` with full depth on the same documents:
 
     rise    exp(Σ (c_i − r_i) / Σ n_i) − 1        of perplexity, c and r in nats, n tokens
     saving  1 − Σ f_i / Σ F_i                     net share of FLOPs, or share of blocks if f and F count those
@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
+from emad_ref.replay.losses import CostColumn, PointLoss
 from emad_ref.signals import STEEPEST_NATS, perplexity_rise_from_nats
 from pytest_emad.statistics.estimate import (
     Estimate,
@@ -440,44 +441,41 @@ def _weighted_spearman(dense: Sequence[Ints], weight: Floats) -> float:
 NET_UNIT = "net FLOP reduction"
 
 
-@dataclass(frozen=True, eq=False)
-class DocumentLossAndWork:
-    """Sums over each document's decided tokens: ``nll_nats``, and ``work``, in FLOPs or in blocks."""
-
-    name: str
-    nll_nats: ByDocument
-    work: ByDocument
+def nll_pair_by_document(loss: PointLoss) -> tuple[ByDocument, ByDocument, ByDocument]:
+    """NLL sums of ``loss`` and of full depth, its table's first row, and tokens, by document."""
+    table = loss.table
+    mine, full, tokens = (ByDocument(values, table.cluster) for values in (loss.nats, table.nats[0], table.tokens))
+    return mine, full, tokens
 
 
-@dataclass(frozen=True, eq=False)
-class FullDepthBaseline:
-    """Full depth on the documents of ``tokens`` [documents], the baseline of every comparison."""
+def estimate_point_rise(
+    loss: PointLoss,
+    *,
+    threshold: float,
+    rng: np.random.Generator,
+    draws: Floats | None = None,
+    worst: float | None = RUINED_NATS,
+) -> Estimate:
+    """Relative rise of perplexity over full depth. Arguments and exceptions as of ``estimate_perplexity_rise``."""
+    return estimate_perplexity_rise(*nll_pair_by_document(loss), threshold=threshold, rng=rng, draws=draws, worst=worst)
 
-    full: DocumentLossAndWork
-    tokens: ByDocument
 
-    def estimate_perplexity_rise(
-        self, one: DocumentLossAndWork, threshold: float, rng: np.random.Generator, draws: Floats | None = None
-    ) -> Estimate:
-        """Relative rise of perplexity. Raises BadArgument as ``rates.estimate_perplexity_rise``."""
-        arms = one.nll_nats, self.full.nll_nats, self.tokens
-        return estimate_perplexity_rise(*arms, threshold=threshold, rng=rng, draws=draws)
+def estimate_saving(
+    loss: PointLoss,
+    *,
+    threshold: float,
+    rng: np.random.Generator,
+    cost: CostColumn = "flops",
+    draws: Floats | None = None,
+    against: PointLoss | None = None,
+    unit: str = NET_UNIT,
+) -> Estimate:
+    """Share of full depth's ``cost`` that a point saves; with ``against``, its excess over another's share.
 
-    def estimate_saving(
-        self,
-        one: DocumentLossAndWork,
-        threshold: float,
-        rng: np.random.Generator,
-        draws: Floats | None = None,
-        *,
-        against: DocumentLossAndWork | None = None,
-        unit: str = NET_UNIT,
-    ) -> Estimate:
-        """Share of full depth's work that ``one`` saves; with ``against``, its excess over another's share.
-
-        Raises:
-            BadArgument: as ``rates.mean_rate``.
-        """
-        whole, other = self.full.work, (against or self.full).work
-        saved = whole.with_values(other.values - one.work.values)
-        return mean_rate(saved, whole, threshold=threshold, rng=rng, draws=draws, unit=unit)
+    Raises:
+        BadArgument: as ``mean_rate``.
+    """
+    table, other = loss.table, (against or loss.table[0])
+    saved = getattr(other.table, cost)[other.index] - getattr(table, cost)[loss.index]
+    whole = ByDocument(getattr(table, cost)[0], table.cluster)
+    return mean_rate(whole.with_values(saved), whole, threshold=threshold, rng=rng, draws=draws, unit=unit)

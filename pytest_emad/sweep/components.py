@@ -32,22 +32,22 @@ from typing import Literal
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.confidence_columns import ConfidenceColumnsKey
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
-from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
+from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.record import Floats
-from emad_ref.replay.losses import PointColumnsBySequence, perplexity_rises, replay_points_to_columns
-from emad_ref.replay.replay import iterate_point_replays
+from emad_ref.replay.losses import Losses, PointLoss, replay_losses
 from emad_ref.signals import DIVERGENCE, SATURATION, SIGNALS, required_layers, signals_in_sweep
 from pytest_emad.sweep.oracle_savings import (
     FINEST_THRESHOLD,
     FREE_DEPTH,
     JUDGED_RISE,
-    columns_with_fill_cost,
     oracle_divergence_point,
+    replay_losses_with_fill_cost,
     space_thresholds,
     with_oracle_signal,
 )
@@ -154,7 +154,7 @@ Split = Literal["chosen", "judged"]
 Criterion = Literal["profile", "gate", "oracle"]
 Depth = Literal["falling", "free"]
 Kept = Literal["exact", "as if copied", "copied"]
-Decoded = Callable[[Split, Sequence[OperatingPoint]], PointColumnsBySequence]
+Decoded = Callable[[Split, Sequence[OperatingPoint]], Losses]
 
 COMBINATION_SETTINGS = 48  # settings of each parameter
 TRIES = 5  # decoded settings of copied K and V, ever stricter, to find one within the level
@@ -203,20 +203,17 @@ BEST = ComponentCombination(True, "gate", "free", "as if copied")
 
 @dataclass(frozen=True, eq=False)
 class TunedCombination:
-    """A combination at its chosen setting. ``columns`` [sequences, 2] of the judged text: full depth, and this.
+    """A combination at its chosen setting, with its ``loss`` on the judged text.
 
-    ``point``: full depth if nothing saves within the level; an oracle's point is for replays only.
+    Its point is full depth if nothing saves within the level; an oracle's point is for replays only.
     """
 
     way: ComponentCombination
-    point: OperatingPoint
-    columns: PointColumnsBySequence
+    loss: PointLoss
 
     @property
-    def net_saving(self) -> float:
-        """Share of full depth's FLOPs that it saves."""
-        full, mine = self.columns.flops.sum(axis=0)
-        return float(1 - mine / full)
+    def point(self) -> OperatingPoint:
+        return self.loss.point
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +241,7 @@ def exchange_each_component(
     """Exchange every part from EMAD as published, and every part of the best combination back.
 
     Without a gate of the own head its single exchange, and the readout's way back, use the oracle on both sides.
-    ``decoded``: columns of points on the windows of a split with copied K and V (``replay.losses``); None: left out.
+    ``decoded``: losses of points on the text of a split with copied K and V (``replay.losses``); None: left out.
 
     Raises:
         BadArgument: traces that lack the divergence, or a gate; as ``replay``.
@@ -295,31 +292,26 @@ def _tuned_combination(
     traces = [
         with_oracle_signal(trace) if way.criterion == "oracle" else trace for trace in (readout.chosen, readout.judged)
     ]
-    chosen, judged = (_combination_columns(way, trace, geometry, points) for trace in traces)
-    every, tokens = (
-        [full_depth(readout.chosen.layers), *points],
-        readout.chosen.n_decided_by_sequence.astype(np.float64),
-    )
-    at = _best_within(chosen, tokens, level)
-    if way.kept != "copied" or at == 0:
-        return TunedCombination(way, every[at], _column_pair(judged, judged, at))
+    chosen, judged = (_combination_losses(way, trace, geometry, points) for trace in traces)
+    best = chosen.choose("flops", chosen.rises <= level)
+    assert not isinstance(best, Absent), "full depth is within every level"
+    if way.kept != "copied" or best.index == 0:
+        return TunedCombination(way, judged[best.index])
     assert decoded is not None, "copied K and V are asked for with their decoder alone"
-    stricter = [at - (2**tried - 1) for tried in range(TRIES)]
-    for point in (every[number] for number in stricter if number >= 1):
-        if perplexity_rises(_column_pair(chosen, decoded("chosen", [point]), 0), tokens)[1] <= level:
-            return TunedCombination(way, point, _column_pair(judged, decoded("judged", [point]), 0))
-    return TunedCombination(way, every[0], _column_pair(judged, judged, 0))
+    stricter = [best.index - (2**tried - 1) for tried in range(TRIES)]
+    for point in (points[number - 1] for number in stricter if number >= 1):
+        if chosen.select([0]).join(decoded("chosen", [point])).rises[1] <= level:
+            return TunedCombination(way, judged.select([0]).join(decoded("judged", [point]))[1])
+    return TunedCombination(way, judged[0])
 
 
-def _combination_columns(
+def _combination_losses(
     way: ComponentCombination, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint]
-) -> PointColumnsBySequence:
-    """Columns by replay, full depth first; for copied K and V with the losses of exact ones, to start the search."""
-    every = [full_depth(trace.layers), *points]
+) -> Losses:
+    """Losses by replay; for copied K and V with those of exact ones, to start the search."""
     if way.kept == "exact":
-        return replay_points_to_columns(trace, geometry, every)
-    exact = [point if point.has_fixed_depth else replace(point, schedule=FREE_DEPTH) for point in every]
-    return columns_with_fill_cost(trace, geometry, iterate_point_replays(trace, exact))
+        return replay_losses(trace, geometry, points)
+    return replay_losses_with_fill_cost(trace, geometry, [replace(point, schedule=FREE_DEPTH) for point in points])
 
 
 def _combination_points(way: ComponentCombination, readout: SingleReadoutTraces, count: int) -> list[OperatingPoint]:
@@ -352,19 +344,3 @@ def _margin_settings(trace: Trace, profile: Profile, count: int) -> Floats:
     fine = highest - np.geomspace(FINEST_THRESHOLD * highest, highest, count // 3)
     margins: Floats = np.unique(np.concatenate([even, fine, [0.0, highest]]))[::-1]
     return margins
-
-
-def _best_within(columns: PointColumnsBySequence, tokens: Floats, level: float) -> int:
-    """Index of the point with the largest net saving within ``level``; 0, full depth, if none saves work."""
-    spent = np.where(perplexity_rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
-    return int(np.argmin(spent))
-
-
-def _column_pair(first: PointColumnsBySequence, second: PointColumnsBySequence, at: int) -> PointColumnsBySequence:
-    """Column 0 of ``first`` and column ``at`` of ``second``."""
-    return PointColumnsBySequence(
-        *(
-            np.stack([getattr(first, name)[:, 0], getattr(second, name)[:, at]], axis=1)
-            for name in ("nll_nats", "wrong", "flops", "depth")
-        )
-    )

@@ -30,47 +30,18 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
+from emad_ref.replay.losses import CostColumn, LossColumn, Losses
 
 Places = NDArray[np.intp]
 
 
-@dataclass(frozen=True, eq=False)
-class LossTable:
-    """Losses and costs of a family's points on one split; the first point is full depth.
-
-    ``loss``, ``flops`` float64 [documents, points]; ``tokens`` [documents].
-
-    Raises:
-        BadArgument: columns of other lengths, no document, a loss that is not finite.
-    """
-
-    loss: Floats
-    flops: Floats
-    tokens: Floats
-
-    def __post_init__(self) -> None:
-        documents, points = self.loss.shape
-        if self.flops.shape != (documents, points) or self.tokens.shape != (documents,) or not documents:
-            shapes = self.loss.shape, self.flops.shape, self.tokens.shape
-            raise BadArgument("loss, flops, tokens", shapes, "[documents, points] twice and [documents], one at least")
-        if not np.isfinite(self.loss).all():
-            lost = int(np.flatnonzero(~np.isfinite(self.loss).all(axis=0))[0])
-            raise BadArgument("loss", f"infinite at point {lost}", "finite losses", "compare next tokens told right")
-
-    def resampled_savings_and_losses(self, counts: Floats) -> tuple[Floats, Floats]:
-        """(savings, losses), both [draws, points], of samples with ``counts`` [draws, documents] of each document."""
-        spent = counts @ self.flops
-        return 1 - spent / spent[:, :1], counts @ self.loss / (counts @ self.tokens)[:, None]
-
-    @property
-    def savings_and_losses(self) -> tuple[Floats, Floats]:
-        """(savings, losses), both [points], of the whole split.
-
-        Computed column by column and not as a product of matrices, whose last bit depends on the number of columns:
-        points with the same decisions save the same in every family.
-        """
-        spent = self.flops.sum(axis=0)
-        return 1 - spent / spent[0], self.loss.sum(axis=0) / self.tokens.sum()
+def resample_savings_and_losses(
+    table: Losses, counts: Floats, loss: LossColumn = "nats", cost: CostColumn = "flops"
+) -> tuple[Floats, Floats]:
+    """(savings, losses), both [draws, points], of samples with ``counts`` [draws, documents] of each document."""
+    spent = counts @ getattr(table, cost).T.astype(np.float64)
+    lost = counts @ getattr(table, loss).T.astype(np.float64)
+    return 1 - spent / spent[:, :1], lost / (counts @ table.tokens)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,25 +120,16 @@ class FrontMixtureByDocument:
 
 @dataclass(frozen=True, eq=False)
 class FamilyFront:
-    """A family's front: ``corners`` bool [points] chosen on one split, measured on ``sheet``, another.
+    """A family's front: ``corners`` bool [points] chosen on one split by ``loss``, measured on ``judged``, another."""
 
-    ``names`` [points].
-    """
-
-    names: tuple[str, ...]
     corners: Bools
-    sheet: LossTable
-
-    @property
-    def savings(self) -> Floats:
-        """[points] net savings on the judged split."""
-        savings, _ = self.sheet.savings_and_losses
-        return savings
+    judged: Losses
+    loss: LossColumn = "nats"
 
     @property
     def largest_saving(self) -> float:
         """The largest saving of any corner."""
-        return float(np.max(self.savings, where=self.corners, initial=0.0))
+        return float(np.max(self.judged.savings, where=self.corners, initial=0.0))
 
     def mix_corners_to_saving(self, saving: float) -> BootstrapMixtures:
         """The two corners and their shares that save exactly ``saving``.
@@ -179,30 +141,48 @@ class FamilyFront:
             raise BadArgument(
                 "saving", saving, f"a saving in 0–{self.largest_saving:.4f}", "the corners reach no other"
             )
-        return mix_to_saving(self.corners[None], self.savings[None], np.array([saving]))
+        return mix_to_saving(self.corners[None], self.judged.savings[None], np.array([saving]))
 
     def mixture_at(self, saving: float) -> FrontMixtureByDocument:
         """The mixture that saves exactly ``saving``; raises as ``mix_corners_to_saving``."""
         mixed = self.mix_corners_to_saving(saving)
         (loss,), (flops,) = (
-            mixed.expectation_of_point_values(values.T) for values in (self.sheet.loss, self.sheet.flops)
+            mixed.expectation_of_point_values(values) for values in (getattr(self.judged, self.loss), self.judged.flops)
         )
         return FrontMixtureByDocument(self.describe_mixture(mixed), float(mixed.share[0]), loss, flops)
 
     def describe_mixture(self, mixed: BootstrapMixtures) -> str:
         """e.g. ``38% full depth, 62% emad m=0.20``."""
         share: float = mixed.share[0]
-        first, second = self.names[int(mixed.first[0])], self.names[int(mixed.second[0])]
+        first, second = (self.judged.points[int(each[0])].name for each in (mixed.first, mixed.second))
         if share in (0.0, 1.0) or first == second:
             return first if share == 1.0 else second
         return f"{share:.1%} {first}, {1 - share:.1%} {second}"
 
 
-def choose_front(names: Sequence[str], chosen_on: LossTable, judged_on: LossTable) -> FamilyFront:
-    """Choose the front on one split, and measure it on another."""
-    savings, losses = chosen_on.savings_and_losses
-    (corners,) = mark_lower_hull_corners(savings[None], losses[None])
-    return FamilyFront(tuple(names), corners, judged_on)
+def choose_front(chosen_on: Losses, judged_on: Losses, loss: LossColumn = "nats") -> FamilyFront:
+    """Choose the front on one split, and measure it on another.
+
+    Raises:
+        BadArgument: an infinite loss on either split.
+    """
+    for table in (chosen_on, judged_on):
+        require_finite_losses(table, loss)
+    return FamilyFront(mark_front_corners(chosen_on, loss), judged_on, loss)
+
+
+def mark_front_corners(table: Losses, loss: LossColumn = "nats", cost: CostColumn = "flops") -> Bools:
+    """[points] whether a point is a corner of the front of the whole split."""
+    corners: Bools = mark_lower_hull_corners(table.saved_shares(cost)[None], table.means(loss)[None])[0]
+    return corners
+
+
+def require_finite_losses(table: Losses, loss: LossColumn) -> None:
+    """Raise BadArgument if a point has lost a next token."""
+    lost = ~np.isfinite(getattr(table, loss)).all(axis=1)
+    if lost.any():
+        name = table.points[int(np.flatnonzero(lost)[0])].name
+        raise BadArgument("loss", f"infinite at {name}", "finite losses", "compare next tokens told right")
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ token is likelier at some layer than at the end.
 
 τ and λ are set on the judged text: an upper bound, not a promise. Both sides of the comparison have equal charges:
 ``depth`` is blocks; FLOPs include blocks, attention, lens and head at the exit, and under free depth one K/V fill for
-every layer above it, the cost of copying, though states are exact here (``columns_with_fill_cost``).
+every layer above it, the cost of copying, though states are exact here (``replay_losses_with_fill_cost``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
@@ -31,7 +31,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EXACT_FREE, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay.losses import PointColumnsBySequence, columns_from_replays, perplexity_rises
+from emad_ref.replay.losses import Losses, losses_of_replays
 from emad_ref.replay.replay import (
     ReplayResult,
     TraceReplayer,
@@ -52,26 +52,12 @@ FREE_DEPTH: ScheduleName = "free_eager"
 OracleName = Literal["threshold", "price"]
 
 
-@dataclass(frozen=True, eq=False)
-class SavingsCurve:
-    """One family on one text. ``names``, ``settings`` [points]; the first is full depth, without exits.
-
-    ``columns`` [sequences, points]; ``tokens`` float64 [sequences].
-    """
-
-    name: str
-    names: tuple[str, ...]
-    settings: Floats
-    columns: PointColumnsBySequence
-    tokens: Floats
-
-    @property
-    def perplexity_rises(self) -> Floats:
-        """[points] relative rise of perplexity over full depth."""
-        return perplexity_rises(self.columns, self.tokens)
+def oracle_name(oracle: OracleName, monotone: bool) -> str:
+    """E.g. ``oracle, price, free depth``."""
+    return f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
 
 
-def oracle_curve(
+def oracle_losses(
     trace: Trace,
     geometry: Geometry,
     oracle: OracleName = "threshold",
@@ -79,8 +65,8 @@ def oracle_curve(
     monotone: bool = False,
     probes: Sequence[int] | None = None,
     count: int = ORACLE_SETTINGS,
-) -> SavingsCurve:
-    """The oracle's curve on ``trace``, which records divergences, at ``count`` settings and at full depth.
+) -> Losses:
+    """Losses of full depth, and of the oracle at ``count`` settings, on ``trace``, which records divergences.
 
     ``probes``: layers after which tokens may leave; None: every one below the last that the trace has read.
 
@@ -90,18 +76,16 @@ def oracle_curve(
     allowed = tuple(layer for layer in trace.layers_read if layer < trace.layers) if probes is None else tuple(probes)
     at = [probe - 1 for probe in allowed]
     root_divergence = np.sqrt(trace.divergence()[:, at].astype(np.float64))
-    name = f"oracle, {oracle}, {'monotone' if monotone else 'free'} depth"
     if oracle == "threshold":
         settings = space_thresholds(root_divergence, count)
         points = [oracle_divergence_point(trace, float(setting), allowed, monotone) for setting in settings]
-        return savings_curve(name, with_oracle_signal(trace), geometry, points, settings)
+        return replay_losses_with_fill_cost(with_oracle_signal(trace), geometry, points)
     settings = np.geomspace(FINEST_THRESHOLD, max(float(root_divergence.max()) ** 2, 2 * FINEST_THRESHOLD), count)
     chosen = _by_price(trace, allowed, monotone)
     full = replace(full_depth(trace.layers), lens=trace.lens)  # charged only for its layers and the emission
     point = full if monotone else replace(full, schedule=FREE_DEPTH)
-    replays = (_replay_at(trace, chosen(float(price)), point) for price in settings)
-    names = tuple(f"λ={price:.3g}" for price in settings)
-    return _curve_of_replays(name, trace, geometry, replays, names, settings)
+    named = ((float(price), replace(point, name=f"λ={price:.3g}")) for price in settings)
+    return _losses_with_fill_cost(trace, geometry, (_replay_at(trace, chosen(price), each) for price, each in named))
 
 
 def with_oracle_signal(trace: Trace) -> Trace:
@@ -150,43 +134,19 @@ def space_thresholds(values: NDArray[np.floating], count: int) -> Floats:
     return np.unique(np.concatenate([coarse, fine]))
 
 
-def savings_curve(
-    name: str, trace: Trace, geometry: Geometry, points: Sequence[OperatingPoint], settings: Sequence[float] | Floats
-) -> SavingsCurve:
-    """A family's points on one trace, full depth before them.
-
-    Raises:
-        BadArgument: as ``replay``.
-    """
-    names = tuple(point.name for point in points)
-    return _curve_of_replays(name, trace, geometry, iterate_point_replays(trace, points), names, settings)
-
-
-def _curve_of_replays(
-    name: str,
-    trace: Trace,
-    geometry: Geometry,
-    replays: Iterable[ReplayResult],
-    names: Sequence[str],
-    settings: Sequence[float] | Floats,
-) -> SavingsCurve:
-    full = replay(trace, full_depth(trace.layers))
-    return SavingsCurve(
-        name,
-        ("full depth", *names),
-        np.array([np.nan, *settings]),
-        columns_with_fill_cost(trace, geometry, chain([full], replays)),
-        trace.n_decided_by_sequence.astype(np.float64),
-    )
-
-
-def columns_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> PointColumnsBySequence:
-    """``columns_from_replays`` of these replays; free ones are charged for copied K and V.
+def replay_losses_with_fill_cost(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> Losses:
+    """``replay_losses``, full depth first; free depth is charged for copied K and V.
 
     Losses are those of exact K and V: a bound on those of copied or translated ones.
     """
-    return columns_from_replays(
-        trace, replays, lambda replayed: sequence_flops_with_fill_cost(trace, replayed, geometry)
+    return _losses_with_fill_cost(trace, geometry, iterate_point_replays(trace, points))
+
+
+def _losses_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[ReplayResult]) -> Losses:
+    return losses_of_replays(
+        trace,
+        chain([replay(trace, full_depth(trace.layers))], replays),
+        lambda replayed: sequence_flops_with_fill_cost(trace, replayed, geometry),
     )
 
 

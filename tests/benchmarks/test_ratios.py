@@ -22,7 +22,7 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.replay.losses import point_losses
+from emad_ref.replay.losses import replay_losses
 from emad_ref.replay.replay import iterate_point_replays
 from pytest_emad.benchmark.clock import time_pairs
 from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
@@ -184,7 +184,7 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
         plain += seconds_of(lambda part=part: forward(rows[part * quarter : (part + 1) * quarter]))
         for _ in range(SWEPT_POINTS // 4):
             replayed.append(seconds_of(lambda: void(next(replays))))
-        tabled += seconds_of(lambda part=part: void(point_losses(trace, stepper.geometry, points[part::4])))
+        tabled += seconds_of(lambda part=part: void(replay_losses(trace, stepper.geometry, points[part::4])))
     shares = {
         "replay / pass": sum(replayed) / plain,
         "loss table / pass": tabled / plain,

@@ -16,7 +16,7 @@ from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.quantisation import int8_copy
 from emad_ref.point import full_depth
 from emad_ref.protocol import Unsupported
-from emad_ref.replay.losses import point_losses
+from emad_ref.replay.losses import replay_losses
 from pytest_emad.audit.model_lens import ModelLens
 from pytest_emad.claims import entropy_premises, identities
 from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_question, find_question_of_claim
@@ -25,11 +25,11 @@ from pytest_emad.claims.identities import (
     Int8AdaptiveDepthEvidence,
     decide_adaptive_depth_on_int8,
     measure_int8_forced_logit_differences,
-    sum_nll_pair_by_document,
 )
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.statistics.rates import nll_pair_by_document
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
 from pytest_emad.statistics.verdicts import Leg, load_register
 from tests.decoders.foreign_decoder import ForeignDecoder
@@ -177,11 +177,12 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
         for length, number in cut
     ]
     trace = concatenate_traces([trace_stepwise(int8.stepper, text) for text in texts])
-    loss, full = point_losses(trace, int8.geometry, [fixed_entropy_point(4, (1,), 1e9), full_depth(4)])
-    nll, reference, tokens = sum_nll_pair_by_document(texts, trace, loss, full)
+    point = fixed_entropy_point(4, (1,), 1e9)
+    nll, reference, tokens = nll_pair_by_document(replay_losses(trace, int8.geometry, [point])[1])
+    windows = replay_losses(replace(trace, documents=None), int8.geometry, [point]).nats
     assert tokens.values.tolist() == [8 + 4, 6]
-    assert nll.values.tolist() == [loss.nll_nats[0] + loss.nll_nats[1], loss.nll_nats[2]]
-    assert reference.values.sum() == pytest.approx(full.nll_nats.sum())
+    assert nll.values.tolist() == [windows[1, 0] + windows[1, 1], windows[1, 2]]
+    assert reference.values.sum() == pytest.approx(windows[0].sum())
 
 
 def test_forced_depths_are_held_against_the_copys_own_readouts(nano: LoadedModel):

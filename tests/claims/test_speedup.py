@@ -274,10 +274,15 @@ def test_a_point_stands_that_was_judged_and_not_refuted(outcomes, usable):
 def evidence(trained: bool = True):
     points = [SimpleNamespace(point=SimpleNamespace(name=name, digest=name), net_reduction=saved)
               for name, saved in (("deep", 0.2), ("middle", 0.3), ("shallow", 0.5))]  # fmt: skip
+
+    def choose_most_saving(accept):
+        taken = [point for point in points if accept(point)]
+        return max(taken, key=lambda point: point.net_reduction, default=Absent("none"))
+
     return SimpleNamespace(
         loaded=SimpleNamespace(trained=trained),
         subject=SimpleNamespace(absent_quality=None if trained else Absent("random weights: noise", "premise")),
-        points=SimpleNamespace(selected_evaluation_losses=points),
+        points=SimpleNamespace(choose_most_saving=choose_most_saving),
         latency=SimpleNamespace(most_saving_point=points[2].point),
     )
 

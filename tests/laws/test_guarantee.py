@@ -19,10 +19,10 @@ from emad_ref.calibration.linear_maps import fit_gate
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.calibration.windows import window_size
 from emad_ref.models.loading import LoadedModel, load
-from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import attach_lens
 from emad_ref.record import Floats
-from emad_ref.replay.losses import replay_points_to_columns
+from emad_ref.replay.losses import replay_losses
 from emad_ref.tuning import windows_of
 from pytest_emad.screening import drift
 from pytest_emad.screening.drift import DocumentFeatures, replay_features
@@ -78,10 +78,10 @@ def read(model: LoadedModel, points: list[OperatingPoint], corpus: str, document
     windows = list(windows_of(model, corpus, "validate", limit=documents))
     assert len({window.document for window in windows}) == len(windows), "one window per document"
     trace = take_trace(model.stepper, windows, estimators={points[0].estimator: PROBES}, lens=points[0].lens)
-    found = replay_points_to_columns(trace, model.geometry, [full_depth(12), *points])
+    found = replay_losses(trace, model.geometry, points)
     each = ByDocument.from_whole_documents
-    losses = excess_loss(each(found.nll_nats[:, 1:]), each(found.nll_nats[:, 0]), each(trace.n_decided_by_sequence))
-    return Read(losses.values, found.depth[:, 1:] / trace.n_decided_by_sequence[:, None], trace, points)
+    losses = excess_loss(each(found.nats[1:].T), each(found.nats[0]), each(found.tokens))
+    return Read(losses.values, (found.depth[1:] / found.tokens).T, trace, points)
 
 
 def certified(losses: Floats) -> int:

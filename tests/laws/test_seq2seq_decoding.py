@@ -19,7 +19,7 @@ from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Work
-from emad_ref.replay.losses import decoded_columns
+from emad_ref.replay.losses import decode_losses
 from pytest_emad.audit.tolerances import tolerance
 from tests.laws.test_seq2seq import SETTINGS, counted, readouts
 from tests.small_models import small_config, small_model
@@ -144,14 +144,15 @@ def test_copied_states_in_float16_are_those_of_float32_rounded():
     """Transformers keeps ``wo`` in float32 there, so states are float16 before the first block and float32 after it."""
     point = OperatingPoint("first probe", "quantile", LAYERS, LAYERS, (2,), ((99.0,),), schedule="copying")
     pairs = [
-        TokenSequence(target.numpy(), 0, source=source) for target, source in zip(some_targets(3), SOURCES, strict=True)
+        TokenSequence(target.numpy(), 0, number, source)
+        for number, (target, source) in enumerate(zip(some_targets(3), SOURCES, strict=True))
     ]
     found = []
     for dtype in (torch.float32, torch.float16):
         stepper = Seq2SeqStepper(small_t5("t5", dtype))
         record = WalkedDecoder(stepper, point, max_rows=3).generate(starts(), 8)
         assert {*record.tokens.depth} == {2}
-        found.append(decoded_columns(stepper, stepper.geometry, pairs, [point]).nll_nats)
+        found.append(decode_losses(stepper, stepper.geometry, pairs, [point]).nats)
     tokens = TOKENS - 1
     assert np.abs(found[0] - found[1]).max() < tokens * tolerance("t5", "float16", "cpu")
     assert (found[0] != found[1]).any()

@@ -25,7 +25,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators, Translator, attach_translators
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import FILLS, Work
-from emad_ref.replay.losses import decoded_columns
+from emad_ref.replay.losses import decode_losses
 from pytest_emad.audit.token_comparison import GoldenTokens, compare_golden, logit_margins, threshold_distances
 from pytest_emad.audit.token_comparison import emitted_depths as golden_depths
 from pytest_emad.audit.work import ObservedRequest, check_observed_work
@@ -154,22 +154,25 @@ def test_counted_work_is_what_the_depths_imply(rank: int | None) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_decoded_columns_charge_each_row_for_its_own(rows: int) -> None:
+def test_decoded_losses_charge_each_row_for_its_own(rows: int) -> None:
     stepper, digest = stepper_of(), attached_translators(stepper_of(), PROBES, 3)
     rng = np.random.default_rng(1)
-    texts = [TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in ((20, 4), (26, 0), (15, 4), (9, 2))]
+    texts = [
+        TokenSequence(rng.integers(0, VOCABULARY, n), at, number)
+        for number, (n, at) in enumerate(((20, 4), (26, 0), (15, 4), (9, 2)))
+    ]
     point = translated(digest)
-    found = decoded_columns(stepper, stepper.geometry, texts, [point], rows=rows)
+    found = decode_losses(stepper, stepper.geometry, texts, [point], rows=rows)
     for row, each in enumerate(texts):
         prompts, decoder = [Prompt(each.tokens[: each.first_decided + 1])], WalkedDecoder(stepper, point)
         session, step = decoder.start(prompts)
         steps = [step, *(session.feed(token[None, None]) for token in each.tokens[each.first_decided + 1 : -1])]
         work = session.work - decoder.prompt_work(prompts)
-        assert found.flops[row, 0] == flops(work, stepper.geometry).total
-        assert found.depth[row, 0] == sum(depths(steps))
+        assert found.flops[0, row] == flops(work, stepper.geometry).total
+        assert found.depth[0, row] == sum(depths(steps))
         targets = each.tokens[each.first_decided + 1 :]
         nll = sum(np.logaddexp.reduce(z) - z[target] for z, target in zip(logits(steps), targets, strict=True))
-        assert found.nll_nats[row, 0] == pytest.approx(nll, abs=ROUNDING)
+        assert found.nats[0, row] == pytest.approx(nll, abs=ROUNDING)
         assert work.fill_macs.any()
 
 
@@ -263,9 +266,9 @@ def test_an_encoder_decoder_translates_its_own_positions_and_nothing_of_the_sour
         drawn = attached_translators(stepper, (1, 2), 3)
         zeros = attached_translators(stepper, (1, 2), 3, scale=0.0)
         points = [replace(copied, schedule="translated", translators=digest) for digest in (zeros, drawn)]
-        columns = decoded_columns(stepper, stepper.geometry, pairs, [copied, *points])
-        assert np.array_equal(columns.nll_nats[:, 0], columns.nll_nats[:, 1])
-        assert np.abs(columns.nll_nats[:, 0] - columns.nll_nats[:, 2]).max() > 1e-3
+        losses = decode_losses(stepper, stepper.geometry, pairs, [copied, *points])
+        assert np.array_equal(losses.nats[0], losses.nats[1])
+        assert np.abs(losses.nats[0] - losses.nats[2]).max() > 1e-3
         counted = {}
         for name, point in (("copied", copied), ("zeros", points[0])):
             decoder = WalkedDecoder(stepper, point)
@@ -298,7 +301,7 @@ def test_a_fit_finds_what_is_there(rank: int | None) -> None:
 
 def test_losses_fall_with_the_rank_on_the_text_that_was_fitted() -> None:
     stepper, read = stepper_of(), [TokenSequence(text())]
-    full = decoded_columns(stepper, stepper.geometry, read, [replace(copying(), schedule="free_eager")])
+    full = decode_losses(stepper, stepper.geometry, read, [replace(copying(), schedule="free_eager")])
     keys = fed(stepper, replace(copying(), schedule="free_eager"), text())[2]
     gaps = []
     for rank in (0, 8, 32):
@@ -308,6 +311,6 @@ def test_losses_fall_with_the_rank_on_the_text_that_was_fitted() -> None:
         gaps.append(max(float((one - other).abs().max()) for one, other in zip(mine, keys, strict=True)))
     assert gaps[0] > gaps[1] > gaps[2]
     assert gaps[2] < 1e-3
-    found = decoded_columns(stepper, stepper.geometry, read, [translated(digest)])
-    assert found.nll_nats == pytest.approx(full.nll_nats, abs=1e-3)
+    found = decode_losses(stepper, stepper.geometry, read, [translated(digest)])
+    assert found.nats == pytest.approx(full.nats, abs=1e-3)
     assert drawn_translators(stepper, PROBES, 32).rank == fitted.rank

@@ -9,7 +9,7 @@ from emad_ref import adaptive, stream, tuning, weights_folder
 from emad_ref.calibration.profile import BadProfile, load_profile, merge
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
-from emad_ref.replay.losses import is_within_bounds
+from emad_ref.replay.losses import mark_within_margin_bounds
 from emad_ref.tuning import NoMargin, choose_margin, take_profile
 from pytest_emad import cli, read_report
 
@@ -36,17 +36,16 @@ def test_the_margin_is_chosen_on_text_that_calibration_did_not_see(monkeypatch):
     tiny = load("emad-tiny")
     profile = take_profile(tiny, documents=FEW)
     read, tables = [], []
-    documents_of, point_losses = tuning.iterate_corpus_documents, tuning.point_losses
+    documents_of, replay_losses = tuning.iterate_corpus_documents, tuning.replay_losses
     monkeypatch.setattr(
         tuning, "iterate_corpus_documents", lambda c, split, **o: read.append(split) or documents_of(c, split, **o)
     )
-    monkeypatch.setattr(tuning, "point_losses", lambda *given: tables.append(point_losses(*given)) or tables[-1])
+    monkeypatch.setattr(tuning, "replay_losses", lambda *given: tables.append(replay_losses(*given)) or tables[-1])
     chosen = choose_margin(tiny, profile, documents=FEW)
     assert read == ["validate"]
-    (reference,), margins = tables
-    assert reference.net_reduction == 0
-    allowed = [row for row in margins if is_within_bounds(row, reference.perplexity)]
-    assert chosen.mean_depth == min(row.mean_depth for row in allowed) < reference.mean_depth
+    (table,) = tables
+    allowed = table.means("depth")[mark_within_margin_bounds(table)]
+    assert chosen.mean_depth == allowed.min() < table[0].mean_depth
     assert chosen.point.margin_nats is not None
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from emad_ref.record import Floats
 from emad_ref.replay.grids import SAVING_LEVELS
+from emad_ref.replay.losses import Losses
 from pytest_emad.claims.ablations import NO_DAMAGE, ForeignProfileEvidence
-from pytest_emad.statistics.fronts import FamilySplit, PointFamily
-from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.fronts import PointFamily
 from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import Case, celled
+from tests.handmade_losses import handmade_losses
 
 # ---------------------------------------------------------------- building blocks
 #
@@ -49,7 +50,7 @@ class Text:
         self.hardness = np.exp(0.3 * rng.standard_normal(documents) - 0.045)
         self.willingness = 1 + 0.3 * rng.uniform(-1, 1, documents)
 
-    def split(self, curve: Curve, savings: Floats = SAVINGS) -> FamilySplit:
+    def split(self, curve: Curve, savings: Floats = SAVINGS, name: str = "") -> Losses:
         """Return a family's points on this text; the first of ``savings`` is full depth's, 0."""
         shape = len(self.tokens), len(savings)
         away = np.cumsum(self.rng.standard_normal(shape), axis=1) / np.sqrt(shape[1])
@@ -57,13 +58,13 @@ class Text:
         lost = curve(savings) * self.hardness[:, None] + SPREAD * np.sqrt(savings / 0.65) * away
         rate, spent = self.level[:, None] + lost, 1 - savings * self.willingness[:, None]
         full = 1000.0 * self.tokens * (1 + 0.001 * self.tokens)
-        columns = rate * self.tokens[:, None], full[:, None] * spent, self.tokens
-        return FamilySplit(*map(ByDocument.from_whole_documents, columns))
+        names = ["full depth", *(f"{name} {saved:.3f}" for saved in savings[1:])]
+        return handmade_losses(rate * self.tokens[:, None], full[:, None] * spent, self.tokens, names)
 
 
 def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = SAVINGS) -> PointFamily:
-    names = "full depth", *(f"{name} {saved:.3f}" for saved in savings[1:])
-    return PointFamily(names, *(text.split(curve, savings) for text in texts))
+    validation, evaluation = (text.split(curve, savings, name) for text in texts)
+    return PointFamily(validation, evaluation)
 
 
 def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Floats = SAVINGS):
@@ -78,7 +79,11 @@ def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Float
 
 
 def renamed(side: PointFamily) -> PointFamily:
-    return replace(side, names=("full depth", *(f"other {name}" for name in side.names[1:])))
+    def other(losses: Losses) -> Losses:
+        first, *points = losses.points
+        return replace(losses, points=(first, *(replace(point, name=f"other {point.name}") for point in points)))
+
+    return replace(side, validation=other(side.validation), evaluation=other(side.evaluation))
 
 
 def itself(rng: np.random.Generator) -> Rivals:
@@ -90,15 +95,13 @@ def itself(rng: np.random.Generator) -> Rivals:
 def halved(side: PointFamily) -> PointFamily:
     """Apply the family to every second document, full depth to the others."""
 
-    def half(split: FamilySplit) -> FamilySplit:
-        odd = (np.arange(len(split.tokens)) % 2 == 1)[:, None]
-        loss, flops = (
-            column.with_values(np.where(odd, column.values, column.values[:, :1]))
-            for column in (split.loss, split.flops)
-        )
-        return FamilySplit(loss, flops, split.tokens)
+    def half(split: Losses) -> Losses:
+        odd = np.arange(len(split.tokens)) % 2 == 1
+        nats, flops = (np.where(odd, values, values[0]) for values in (split.nats, split.flops))
+        return replace(split, nats=nats, flops=flops)
 
-    return replace(renamed(side), validation=half(side.validation), evaluation=half(side.evaluation))
+    other = renamed(side)
+    return replace(other, validation=half(other.validation), evaluation=half(other.evaluation))
 
 
 def on_every_second(curve: Curve, documents: int = 200):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from emad_ref.absent import Absent
-from pytest_emad.claims.learned_exits import ComponentCosts, CriterionEvidence, OracleCosts
-from pytest_emad.statistics.rates import DocumentLossAndWork, FullDepthBaseline
-from pytest_emad.statistics.units import ByDocument
+from emad_ref.record import Floats, Ints
+from emad_ref.replay.losses import PointLoss
+from pytest_emad.claims.learned_exits import CriterionEvidence, OracleLosses
+from pytest_emad.measurements.learned_exit import ComponentExchange
 from pytest_emad.statistics.verdicts import Verdict
 from tests.claims import document_shapes as shapes
 from tests.claims.simulation import Case, celled, says
+from tests.handmade_losses import handmade_losses
 
 # ---------------------------------------------------------------- building blocks
 #
@@ -30,17 +32,18 @@ class Text:
         self._rng = rng
         self._tokens = rng.integers(100, 300, count)
         self._nll = self._tokens * rng.uniform(1.0, 3.0, count)
-        full = DocumentLossAndWork(
-            "full depth", *map(ByDocument.from_whole_documents, (self._nll, EACH * self._tokens))
-        )
-        self.measured = FullDepthBaseline(full, ByDocument.from_whole_documents(self._tokens))
 
-    def spent(self, name: str, saves: float, rises: float) -> DocumentLossAndWork:
+    def spent(self, name: str, saves: float, rises: float) -> PointLoss:
         """Return a way that saves this share and raises perplexity by this rate on average."""
         lost = math.log1p(rises) + LOSES * self._rng.standard_normal(len(self._tokens))
         share = saves + SAVES * self._rng.standard_normal(len(self._tokens))
-        nll, work = self._nll + self._tokens * lost, EACH * self._tokens * (1 - share)
-        return DocumentLossAndWork(name, ByDocument.from_whole_documents(nll), ByDocument.from_whole_documents(work))
+        return beside_full_depth(name, self._nll, self._nll + self._tokens * lost, self._tokens, 1 - share)
+
+
+def beside_full_depth(name: str, full: Floats, nats: Floats, tokens: Ints | Floats, spent: Floats) -> PointLoss:
+    """Return the row of a way with these sums [documents], and shares ``spent`` of full depth's work."""
+    work = EACH * np.asarray(tokens)[:, None] * np.stack([np.ones(len(spent)), spent], axis=1)
+    return handmade_losses(np.stack([full, nats], axis=1), work, tokens, ["full depth", name])[1]
 
 
 # ---------------------------------------------------------------- EMAD-X1
@@ -63,7 +66,7 @@ def criteria(
         one = Absent(WHY) if chosen is None else text.spent("chosen", *chosen)
         screened = [text.spent(f"criterion {at}", *each) for at, each in enumerate(others)]
         screened += [] if isinstance(one, Absent) else [one]
-        return CriterionEvidence(text.measured, one, screened, slack)
+        return CriterionEvidence(count, one, screened, slack)
 
     return found
 
@@ -78,10 +81,9 @@ def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator],
     def made(n: int, icc: float) -> Callable[[np.random.Generator], CriterionEvidence]:
         def found(rng: np.random.Generator) -> CriterionEvidence:
             lost, full, tokens = shapes.documents(rng, 0.01, n, rises, "one window")
-            whole = tokens.with_values(1000.0 * tokens.values)
-            less = tokens.with_values(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
-            measured = FullDepthBaseline(DocumentLossAndWork("full depth", full, whole), tokens)
-            return CriterionEvidence(measured, DocumentLossAndWork("chosen", lost, less), [], 0.45)
+            spent = 0.7 + 0.02 * rng.standard_normal(n)
+            one = beside_full_depth("chosen", full.values, lost.values, tokens.values, spent)
+            return CriterionEvidence(n, one, [], 0.45)
 
         return found
 
@@ -141,10 +143,10 @@ EMAD_X1 = [
 # Oracles with known savings of blocks.
 
 
-def ceilings(rng: np.random.Generator) -> OracleCosts:
+def ceilings(rng: np.random.Generator) -> OracleLosses:
     text = Text(rng, 200)
     truths = {"tuned lens, free depth": (0.48, 0.01), "raw lens, depth that only falls": (0.0, 0.0)}
-    return text.measured, [(0.01, text.spent(name, *truth)) for name, truth in truths.items()]
+    return [(0.01, text.spent(name, *truth)) for name, truth in truths.items()]
 
 
 def check_ceilings(verdict: Verdict) -> None:
@@ -161,7 +163,7 @@ def check_ceilings(verdict: Verdict) -> None:
 
 EMAD_X5 = [
     Case("what two oracles save", "value", ceilings, draws=10, check=check_ceilings),
-    Case("no oracle", "premise", lambda rng: (Text(rng, 40).measured, [])),
+    Case("no oracle", "premise", lambda rng: []),
 ]
 
 
@@ -172,11 +174,11 @@ EMAD_X5 = [
 GAINS = {"readout": 0.0, "monotone rule": 0.2, "criterion": 0.02}
 
 
-def exchanges(rng: np.random.Generator) -> ComponentCosts:
+def exchanges(rng: np.random.Generator) -> Sequence[ComponentExchange]:
     text = Text(rng, 200)
     emad = text.spent("EMAD as published", 0.01, 0.0)
     after = {part: text.spent(f"another {part}", 0.01 + gain, 0.005) for part, gain in GAINS.items()}
-    return text.measured, [(part, emad, spent) for part, spent in after.items()]
+    return [(part, emad, spent) for part, spent in after.items()]
 
 
 def check_exchanges(verdict: Verdict) -> None:
@@ -192,7 +194,7 @@ def check_exchanges(verdict: Verdict) -> None:
 
 EMAD_X6 = [
     Case("the monotone rule fails", "value", exchanges, draws=10, check=check_exchanges),
-    Case("nothing was exchanged", "premise", lambda rng: (Text(rng, 40).measured, [])),
+    Case("nothing was exchanged", "premise", lambda rng: []),
 ]
 
 

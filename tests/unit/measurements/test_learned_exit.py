@@ -19,7 +19,7 @@ from emad_ref.models.generation import LOOKUP
 from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import Request, Unsupported
-from emad_ref.replay.losses import decoded_columns, replay_points_to_columns
+from emad_ref.replay.losses import decode_losses, replay_losses
 from pytest_emad.claims.base import Answer, RunPlan, answer_question, find_question_of_claim
 from pytest_emad.measurements import learned_exit
 from pytest_emad.measurements.latency import ADAPTIVE, FULL, GENERATE
@@ -32,6 +32,7 @@ from pytest_emad.screening.exit import Exit, save_exit
 from pytest_emad.screening.guarantee import excess_loss
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.traces import TooLittleText
+from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import load_register
 from pytest_emad.sweep.oracle_savings import RISE_LEVELS
 from tests.random_lenses import drawn_lens
@@ -111,16 +112,15 @@ def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPat
         assert "one document" in answer.verdict.reason
 
 
-def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
+def test_losses_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
     trace = evidence.exit_evaluation.evaluation_traces.trace_for_point(evidence.exit_evaluation.exit.point)
-    replayed = replay_points_to_columns(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
-    chosen = evidence.exit_evaluation.recommended_point_costs
-    assert chosen is not None
-    by_document = evidence.traces.sum_by_document
-    np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
-    np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
-    assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens exit early"
+    replayed = replay_losses(trace, evidence.loaded.geometry, [evidence.exit_evaluation.exit.point])
+    chosen = evidence.exit_evaluation.recommended_point_loss
+    assert not isinstance(chosen, Absent)
+    np.testing.assert_allclose(chosen.table.nats, replayed.nats, rtol=1e-5)
+    np.testing.assert_array_equal(chosen.table.flops, replayed.flops)
+    assert replayed.saved_shares("depth")[1] > 0.05, "some tokens exit early"
     assert evidence.exit_evaluation.exact_kv_point is evidence.exit_evaluation.recommended_point
 
 
@@ -131,9 +131,9 @@ def test_a_guarantee_is_judged_on_as_many_tokens_of_a_window_as_certified_it(tmp
     assert point is not None
     assert min(len(text.tokens) for text in whole) > 8
     short = [replace(text, tokens=text.tokens[:window]) for text in whole]
-    loss = decoded_columns(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
-    by, tokens = evidence.traces.sum_by_document, np.array([float(text.n_decided) for text in short])
-    expected = excess_loss(by(loss.nll_nats[:, [1]]), by(loss.nll_nats[:, 0]), by(tokens))
+    loss = decode_losses(evidence.subject.stepper, evidence.loaded.geometry, short, [full_depth(LAYERS), point])
+    nats, full, tokens = (ByDocument(each, loss.cluster) for each in (loss.nats[[1]].T, loss.nats[0], loss.tokens))
+    expected = excess_loss(nats, full, tokens)
     found = evidence.exit_evaluation.excess_nll_by_document
     assert found.values == pytest.approx(expected.values[:, 0], abs=1e-6)
     assert found.values.max() > 1e-4
@@ -174,30 +174,24 @@ def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> Non
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
     """The documents, tokens and FLOPs of the operating-point table."""
     evidence = evidence_with(tmp_path, found_exit())
-    full, table = evidence.exit_evaluation.full_depth_baseline_in_flops, evidence.points.full_loss
-    expected = evidence.traces.sum_by_document(table.nll_nats).values
-    np.testing.assert_allclose(full.full.nll_nats.values, expected, rtol=1e-6)
-    np.testing.assert_array_equal(full.tokens.values, evidence.traces.document_lengths.values)
-    np.testing.assert_array_equal(
-        evidence.exit_evaluation.full_depth_baseline_in_blocks.full.work.values, LAYERS * full.tokens.values
-    )
+    full, expected = evidence.exit_evaluation.full_depth_loss.table, evidence.points.full_loss.table
+    np.testing.assert_allclose(full.nats[0], expected.nats[0], rtol=1e-6)
+    for name in ("flops", "depth"):
+        np.testing.assert_array_equal(getattr(full, name)[0], getattr(expected, name)[0])
+    np.testing.assert_array_equal(full.tokens, evidence.traces.document_lengths.values)
+    np.testing.assert_array_equal(full.depth[0], LAYERS * full.tokens)
 
 
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
     held = evidence_with(tmp_path, found_exit()).exit_evaluation
-    tokens, full = held.full_depth_baseline_in_blocks.tokens.values.sum(), held.full_depth_baseline_in_blocks.full
     assert held.perplexity_rise_levels[0] == 0.01
-    for curve in held.oracle_curves:
-        blocks = []
-        for loss in sorted(held.perplexity_rise_levels):
-            spent = held.compute_oracle_costs_within_loss(curve, loss)
-            rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
-            assert rise <= loss
-            blocks.append(spent.work.values.sum())
-        assert blocks == sorted(blocks, reverse=True)
-    assert [held.format_oracle_name(curve).partition(",")[0] for curve in held.oracle_curves] == ["tuned lens"] * 2 + [
-        "own head"
-    ] * 2
+    for losses in held.oracle_losses.values():
+        chosen = [held.choose_oracle_setting(losses, level, "depth") for level in sorted(held.perplexity_rise_levels)]
+        for loss, level in zip(chosen, sorted(held.perplexity_rise_levels), strict=True):
+            assert loss.perplexity_rise <= level
+        depths = [loss.mean_depth for loss in chosen]
+        assert depths == sorted(depths, reverse=True)
+    assert [name.partition(",")[0] for name in held.oracle_losses] == ["tuned lens"] * 2 + ["own head"] * 2
 
 
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
@@ -211,7 +205,7 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")
     assert x5.verdict == x6.verdict == "measured"
     evaluation = evidence.exit_evaluation
-    assert len(x5.legs) == len(evaluation.perplexity_rise_levels) * len(evaluation.oracle_curves)
+    assert len(x5.legs) == len(evaluation.perplexity_rise_levels) * len(evaluation.oracle_losses)
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
     assert {"readout alone", "criterion, by an oracle alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts

@@ -16,6 +16,7 @@ import transformers as hf
 
 import emad_ref
 import pytest_emad
+from emad_ref.absent import Absent
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
@@ -90,7 +91,7 @@ def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, na
     """The user's named margin is judged even if another prints alike; only equal points are one."""
     run = evidence(stepper, named)
     run.points.selected_margin_loss = (
-        None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
+        Absent("no margin") if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     )
     assert {point.name: roles for point, roles in run.points.roles_by_point.items()} == names
     assert [point.name for point in run.points.selected_points] == list(names)
@@ -101,14 +102,14 @@ def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, na
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:
     """Perplexity lets every margin pass; tasks on the validation split let only those pass that lose nothing."""
     run, drops = evidence(stepper, corpus="world:premise"), {}
-    monkeypatch.setattr("emad_ref.replay.losses.is_within_bounds", lambda row, reference: True)
+    monkeypatch.setattr("emad_ref.replay.losses.mark_within_margin_bounds", lambda losses: np.arange(len(losses)) > 0)
     run.traces.validation = take_trace(stepper, [TokenSequence(np.arange(20))])
     monkeypatch.setattr(
         task_scores.TaskScores,
         "compute_validation_drop_by_task",
         lambda self, p: drops.setdefault(p.name, {"recall": 0.02}),
     )
-    assert run.points.selected_margin_loss is None
+    assert isinstance(run.points.selected_margin_loss, Absent)
     assert set(drops) == {point.name for point in run.points.margin_points}
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.prefix_tree import SwitchedText
 from emad_ref.decoding.switching import SwitchingRule
@@ -134,7 +135,7 @@ def test_the_question_shows_the_table_with_the_intervals_it_decided_by(evidence:
 def explored():
     evidence = small_evidence()
     evidence.task_scores.compute_validation_drop_by_task = lambda point: {}
-    evidence.points.selected_margin_loss = None
+    evidence.points.selected_margin_loss = Absent("none is asked for")
     return evidence.points
 
 
@@ -198,8 +199,10 @@ def test_the_tables_are_what_the_page_and_the_figures_read(tables):
 
 def test_thresholds_that_differ_from_token_to_token_have_no_explorer(explored, monkeypatch):
     loss = explored.full_loss
-    binned = replace(loss, point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)))
-    monkeypatch.setattr(explored, "emad_sweep_losses", [binned])
+    binned = SimpleNamespace(
+        point=SimpleNamespace(margin_nats=0.1, thresholds=((1.0,), (2.0,)), probes=(2,)), table=loss.table
+    )
+    monkeypatch.setattr(explored, "emad_sweep_losses", [explored.full_loss, binned])
     with pytest.raises(Unsupported, match="depend on the token"):
         make_explorer_tables(explored)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,9 +20,10 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
 from emad_ref.replay import losses
 from emad_ref.replay.grids import EMAD_FAMILY, SETTINGS_PER_FAMILY, NetSavingFunction
-from emad_ref.replay.losses import point_losses
+from emad_ref.replay.losses import Losses, replay_losses
 from pytest_emad.measurements import pareto
 from pytest_emad.measurements.pareto import (
+    SPLITS,
     WINDOWS,
     BaselineComparison,
     EntropySlopeAndMarginGain,
@@ -37,6 +38,7 @@ from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.rates import estimate_entropy_slope
 from pytest_emad.sweep.front import mark_lower_hull_corners
+from tests.handmade_losses import handmade_losses
 from tests.handmade_traces import window_trace
 from tests.small_measurements import small_evidence
 from tests.small_models import LAYERS, small_config, small_model
@@ -47,13 +49,16 @@ FIRST = {"validate": 2, "evaluate": 3}  # traced windows of confidence rules
 
 
 def trace_of(seed: int) -> Trace:
-    """Return entropy and loss that fall with depth and from the first half of a text to the second."""
+    """Return entropy and loss that fall with depth and from the first half of a text to the second.
+
+    Two windows of every document.
+    """
     rng, rows = np.random.default_rng(seed), SEQUENCES * LENGTH
     place = np.tile(np.arange(LENGTH), SEQUENCES)
     level = np.where(place < LENGTH // 2, 2.0, 0.5)[:, None] * np.linspace(1.5, 1.0, LAYERS)
     noisy = (level * rng.uniform(0.5, 1.5, (rows, LAYERS))).astype(np.float32)
     nll_nats = (level * rng.uniform(0.8, 1.2, (rows, LAYERS))).astype(np.float32)
-    return window_trace(noisy, nll_nats, np.exp(-noisy), LENGTH)
+    return replace(window_trace(noisy, nll_nats, np.exp(-noisy), LENGTH), documents=np.arange(SEQUENCES) // 2)
 
 
 @pytest.fixture(scope="module")
@@ -150,60 +155,59 @@ def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> 
 
 def test_a_family_is_by_document_and_starts_at_full_depth(run: SimpleNamespace, sweeps: BaselineComparison) -> None:
     emad, geometry = sweeps.replay_point_family_by_document(EMAD_FAMILY), run.subject.loaded.geometry
-    assert emad.names == ("full depth", *(point.name for point in sweeps.points_by_family[EMAD_FAMILY]))
+    assert emad.evaluation.points == (full_depth(LAYERS), *sweeps.points_by_family[EMAD_FAMILY])
     for split, trace in ((emad.validation, run.validation), (emad.evaluation, run.evaluation)):
         assert len(split.tokens) == SEQUENCES // 2
-        assert set(split.tokens.values) == {2 * LENGTH}
-        full, point, *_ = point_losses(trace, geometry, [full_depth(LAYERS), *sweeps.points_by_family[EMAD_FAMILY]])
-        assert split.loss.values[:, 0] == pytest.approx(full.nll_nats.reshape(-1, 2).sum(axis=1))
-        assert split.loss.values[:, 1] == pytest.approx(point.nll_nats.reshape(-1, 2).sum(axis=1))
-        spent = split.flops.values.sum(axis=0)
-        assert 1 - spent[1] / spent[0] == pytest.approx(point.net_reduction)
+        assert set(split.tokens) == {2 * LENGTH}
+        windows = replay_losses(replace(trace, documents=None), geometry, sweeps.points_by_family[EMAD_FAMILY])
+        assert split.nats == pytest.approx(windows.nats.reshape(len(split), -1, 2).sum(axis=2))
+        assert split.savings == pytest.approx(windows.savings)
 
 
 def test_points_are_chosen_on_validation_and_judged_on_evaluation(
     run: SimpleNamespace, sweeps: BaselineComparison
 ) -> None:
     point = run.profile.point(0.0)
-    (chosen,) = [
-        row for row in sweeps.compute_validation_point_losses(EMAD_FAMILY) if row.point.thresholds == point.thresholds
-    ]
-    (judged,) = point_losses(run.evaluation, run.subject.loaded.geometry, [point])
-    assert chosen.perplexity == point_losses(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
-    assert sweeps.compute_evaluation_point_loss(point).perplexity == judged.perplexity != chosen.perplexity
+    geometry = run.subject.loaded.geometry
+    found = {
+        split: [row for row in sweeps.losses(EMAD_FAMILY, split) if row.point.thresholds == point.thresholds]
+        for split in SPLITS
+    }
+    (chosen,), (judged,) = found.values()
+    assert chosen.perplexity == replay_losses(run.validation, geometry, [point])[1].perplexity
+    assert judged.perplexity == replay_losses(run.evaluation, geometry, [point])[1].perplexity != chosen.perplexity
     emad = sweeps.replay_point_family_by_document(EMAD_FAMILY)
-    assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
-    savings, losses = emad.validation.loss_table.savings_and_losses
+    assert emad.front.judged is emad.evaluation
+    savings, losses = emad.validation.savings, emad.validation.means("nats")
     assert emad.front.corners.tolist() == mark_lower_hull_corners(savings[None], losses[None])[0].tolist()
 
 
-def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_is_replayed_once_on_each_split(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def counted(trace, geometry, points):
         asked.append(list(points))
-        return losses.point_losses(trace, geometry, asked[-1])
+        return losses.replay_losses(trace, geometry, asked[-1])
 
-    monkeypatch.setattr(pareto, "point_losses", counted)
-    fresh, point = BaselineComparison(traces(profile, model())), profile.point(0.0)
-    assert fresh.compute_evaluation_point_loss(point) is fresh.compute_evaluation_point_loss(point)
-    assert asked == [[point]]
-    assert fresh.confidence_rule_comparison.compute_evaluation_point_loss(
-        point
-    ) is fresh.confidence_rule_comparison.compute_evaluation_point_loss(point)
-    assert asked == [[point]] * 2, "the loss differs on other text"
+    monkeypatch.setattr(pareto, "replay_losses", counted)
+    fresh = BaselineComparison(traces(profile, model()))
+    for split in SPLITS:
+        assert fresh.losses(EMAD_FAMILY, split) is fresh.losses(EMAD_FAMILY, split)
+    assert asked == [fresh.points_by_family[EMAD_FAMILY]] * 2
+    assert fresh.confidence_rule_comparison.losses(EMAD_FAMILY, "evaluate").tokens.sum() > 0
+    assert len(asked) == 3, "the loss differs on other text"
 
 
 def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: BaselineComparison) -> None:
     point = run.profile.point(0.0)
     mine = sweeps.make_family_of_points([point])
-    assert mine.names == ("full depth", point.name)
+    assert mine.evaluation.points == (full_depth(LAYERS), point)
     at = list(sweeps.points_by_family[EMAD_FAMILY]).index(
         next(p for p in sweeps.points_by_family[EMAD_FAMILY] if p.thresholds == point.thresholds)
     )
     whole = sweeps.replay_point_family_by_document(EMAD_FAMILY).evaluation
-    assert mine.evaluation.loss.values[:, 1].tolist() == whole.loss.values[:, 1 + at].tolist()
-    assert mine.evaluation.flops.values[:, 1].tolist() == whole.flops.values[:, 1 + at].tolist()
+    assert mine.evaluation.nats[1].tolist() == whole.nats[1 + at].tolist()
+    assert mine.evaluation.flops[1].tolist() == whole.flops[1 + at].tolist()
 
 
 # ---------------------------------------------------------------- the table
@@ -242,13 +246,13 @@ def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweep
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: BaselineComparison) -> None:
     (row,) = [row for row in sweeps.make_pareto_rows(0, (0.30,)) if row["family"] == "fixed truncation"]
     front = sweeps.replay_point_family_by_document("fixed truncation").front
-    found = sweeps.compute_window_losses_and_flops("fixed truncation", "evaluate")
+    found = sweeps.losses("fixed truncation", "evaluate")
     mixed = front.mix_corners_to_saving(row["net reduction %"])
     assert row["point"] == front.describe_mixture(mixed)
     assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
     nll, depth = (
-        mixed.expectation_of_point_values(values.sum(axis=0))[0] / (SEQUENCES * LENGTH)
-        for values in (found.nll_nats, found.depth)
+        mixed.expectation_of_point_values(values.sum(axis=1))[0] / (SEQUENCES * LENGTH)
+        for values in (found.nats, found.depth)
     )
     assert (row["perplexity"], row["mean depth"]) == (pytest.approx(np.exp(nll)), pytest.approx(depth))
 
@@ -328,17 +332,14 @@ def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(
 
 def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sweeps: BaselineComparison) -> None:
     rules = sweeps.confidence_rule_comparison
-    assert (
-        rules.choose_quality_metric("early exit: softmax") == rules.choose_quality_metric(EMAD_FAMILY) == "perplexity"
-    )
+    assert rules.choose_quality_metric("early exit: softmax") == rules.choose_quality_metric(EMAD_FAMILY) == "nats"
     pruned = "early exit: softmax, fixed"
-    assert rules.choose_quality_metric(pruned) == "accuracy"
-    chosen, found = (
-        rules.replay_point_family_by_document(pruned, "accuracy"),
-        rules.compute_window_losses_and_flops(pruned, "validate"),
-    )
-    assert chosen.validation.loss.values[0].tolist() == found.wrong[:2].sum(axis=0).tolist()
-    assert np.isfinite(found.nll_nats[:, 0]).all(), "full depth prunes nothing"
+    assert rules.choose_quality_metric(pruned) == "wrong"
+    front = rules.replay_point_family_by_document(pruned, "wrong").front
+    chosen_on = rules.losses(pruned, "validate")
+    expected = mark_lower_hull_corners(chosen_on.savings[None], chosen_on.means("wrong")[None])[0]
+    assert front.corners.tolist() == expected.tolist()
+    assert np.isfinite(chosen_on.nats[0]).all(), "full depth prunes nothing"
 
 
 def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_the_first_evaluated(
@@ -350,10 +351,11 @@ def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_th
         first = text(split, SEQUENCES)[: FIRST[split]]
         assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
     mine = take_trace(run.subject.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
-    (expected,) = point_losses(mine, run.subject.loaded.geometry, [points[-1]])
-    assert rules.compute_evaluation_point_loss(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
-    assert rules.compute_evaluation_point_loss(full_depth(LAYERS)).perplexity_rise == 0.0
-    assert rules.compute_validation_point_losses("early exit: JSD")[-1].nll_nats.shape == (2,)
+    expected = replay_losses(mine, run.subject.loaded.geometry, [points[-1]])
+    found = rules.losses("early exit: JSD", "evaluate")
+    assert found.nats[-1].tolist() == expected.nats[1].tolist()
+    assert (found[0].point, found[0].perplexity_rise) == (full_depth(LAYERS), 0.0)
+    assert rules.validation_trace.n_sequences == 2
 
 
 def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
@@ -361,7 +363,7 @@ def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
     assert set(found.absent) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
     assert all("do not prune it" in absent.reason for absent in found.absent.values())
     assert "early exit: JSD, adaptive" in found.points_by_family
-    assert found.compute_validation_point_losses("early exit: softmax")
+    assert len(found.losses("early exit: softmax", "validate")) > 1
 
 
 def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
@@ -430,31 +432,27 @@ def test_three_profiles_are_no_trend() -> None:
 
 
 def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
-    """Return points with margins of (name, mean depth, rise, net reduction) on validation; evaluation loses a tenth.
+    """Return points with margins of (name, mean depth, rise, net reduction) on validation; evaluation saves 0.1 less.
 
-    Full depth's perplexity is 4.
+    There perplexity rises by a half. Full depth's perplexity is 4.
     """
-    sweep = [
-        SimpleNamespace(
-            point=SimpleNamespace(name=name), mean_depth=depth, perplexity=4 * (1 + rise), perplexity_rise=rise,
-            net_reduction=saved,
-        )
-        for name, depth, rise, saved in rows
-    ]  # fmt: skip
-    saved = {id(row.point): row.net_reduction for row in sweep}
-    return SimpleNamespace(
-        compute_validation_point_losses=lambda family: {EMAD_FAMILY: sweep}[family],
-        full_depth_validation_point_loss=SimpleNamespace(perplexity=4.0),
-        compute_evaluation_point_loss=lambda point: SimpleNamespace(
-            net_reduction=saved[id(point)] - 0.1, perplexity_rise=0.5
-        ),
-    )
+    names, depths, rises, saved = zip(*rows, strict=True)
+    tokens = np.full(10, 100)
+
+    def losses(rise: Sequence[float], saving: Sequence[float]) -> Losses:
+        nats = np.log(4) + np.log1p([0.0, *rise])
+        flops = 1 - np.array([0.0, *saving])
+        found = handmade_losses(np.outer(tokens, nats), np.outer(tokens, flops), tokens, ["full depth", *names])
+        return replace(found, depth=np.outer([8, *depths], tokens).astype(np.int64))
+
+    of = {"validate": losses(rises, saved), "evaluate": losses([0.5] * len(rows), [each - 0.1 for each in saved])}
+    return SimpleNamespace(losses=lambda family, split: {EMAD_FAMILY: of}[family][split])
 
 
 def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_on_evaluation() -> None:
     deep, right, shallow = ("m=0.9", 5.0, 0.0, 0.1), ("m=0.5", 4.0, 0.005, 0.3), ("m=0.1", 3.0, 0.05, 0.5)
     gained = measure_best_margin_gain(margins(deep, right, shallow))
-    assert gained == ("m=0.5", pytest.approx(0.2), 0.5)
+    assert gained == ("m=0.5", pytest.approx(0.2), pytest.approx(0.5))
     assert measure_best_margin_gain(margins(shallow)) == ("no margin", 0.0, 0.0)
     assert measure_best_margin_gain(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0, 0.0), (
         "probes that never fire cost"

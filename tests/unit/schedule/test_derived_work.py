@@ -13,7 +13,7 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
-from emad_ref.schedule.derived_work import ProbeCosts, derive_token_flops, derive_work
+from emad_ref.schedule.derived_work import ProbeCosts, derive_sequence_flops, derive_work
 from emad_ref.schedule.schedules import MONOTONE, SCHEDULES, TokenPositions, deferred_layer_counts
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
@@ -58,21 +58,28 @@ def test_what_is_counted_is_what_ran_token_by_token(
     assert (np.zeros(LAYERS) if counted.fills is None else counted.fills).tolist() == fills
 
 
+@pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("shows", [True, False])
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(sequences=SEQUENCES)
 @settings(max_examples=25)
-def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: bool, sequences: list[list[int]]) -> None:
-    """Two independent derivations, one by layer and one by token."""
+def test_work_is_the_flops_of_each_sequence_added_up(
+    name: ScheduleName, shows: bool, alike: bool, sequences: list[list[int]]
+) -> None:
+    """Two independent derivations, one by layer and one by sequence."""
     positions, depth = positions_of(sequences)
     chosen, lens_macs = point(name), np.arange(LAYERS) + 100
     macs = np.arange(len(depth))[:, None] + 10 * np.arange(LAYERS)
+    if alike:  # one row of costs serves all tokens
+        macs = np.broadcast_to(macs[0], macs.shape)
     costs = ProbeCosts(
         np.eye(len(READOUTS), LAYERS, dtype=np.bool_) | (np.arange(LAYERS) == 2), np.full(LAYERS, shows), macs
     )
     work = derive_work(chosen, positions, depth, histogram_of(depth), costs, lens_macs)
     assert set(np.flatnonzero(work.fills.any(axis=1))) <= {FILLS.index(SCHEDULES[name].fills)}
-    assert flops(work, GEOMETRY).total == derive_token_flops(chosen, positions, depth, costs, lens_macs, GEOMETRY).sum()
+    assert (
+        flops(work, GEOMETRY).total == derive_sequence_flops(chosen, positions, depth, costs, lens_macs, GEOMETRY).sum()
+    )
 
 
 @given(sequences=SEQUENCES, layer=st.integers(1, LAYERS))

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from emad_ref.calibration.trace import Trace
-from emad_ref.replay.losses import PointColumnsBySequence
+from emad_ref.point import full_depth
+from emad_ref.replay.losses import Losses
 from pytest_emad.screening.ranking import (
     ComparedFamily,
     FamilySaving,
-    TraceWithDocuments,
     rank_family_savings,
     saving_figure_rows,
     saving_table_rows,
 )
-from pytest_emad.statistics.units import DocumentMembership
-from pytest_emad.sweep.oracle_savings import SavingsCurve
 
 LEVELS = (0.01, 0.05)
-NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
-READ = TraceWithDocuments(
-    NOTHING, DocumentMembership(np.array([0, 0, 1, 2]))
-)  # four windows of ten tokens, of three documents
 
 
-def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> SavingsCurve:
-    """Return points on equal windows: perplexity rises, net savings and block savings of those after full depth."""
-    each = np.ones((4, 1))
+def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> Losses:
+    """Return points on four equal windows of three documents: the rises and savings of those after full depth."""
+    document, tokens = np.array([0, 0, 1, 2]), np.full(4, 10)
     nats = 10 * (1 + np.log1p(np.array([0.0, *rises])))
-    costs = (100 * (1 - np.array([0.0, *saved])) for saved in (net, blocks))
-    columns = PointColumnsBySequence(each * nats, each * 0, *(each * cost for cost in costs))
-    names = tuple(f"{name} {at}" for at in range(1 + len(rises)))
-    return SavingsCurve(name, names, np.arange(1.0 + len(rises)), columns, np.full(4, 10.0))
+    costs = (100 * (1 - np.array([0.0, *saved])).round(6) for saved in (net, blocks))
+    columns = dict(zip(("nats", "wrong", "flops", "depth"), (nats, 0 * nats, *costs), strict=True))
+    named = [replace(full_depth(4), name=f"{name} {at}") for at in range(1 + len(rises))]
+    windows = {column: np.tile(values[:, None], 4) for column, values in columns.items()}
+    return Losses.of_sequences(named, document, tokens, windows)  # type: ignore[arg-type]
 
 
 KNOWING = ComparedFamily("oracle", points("oracle", [0.005, 0.05], [0.20, 0.50], [0.25, 0.60]))
@@ -44,7 +39,7 @@ ENTROPY = ComparedFamily("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
 
 
 def rank(families: list[ComparedFamily]) -> list[FamilySaving]:
-    return rank_family_savings(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
+    return rank_family_savings(families, np.random.default_rng(0), LEVELS, resamples=19)
 
 
 def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
@@ -68,7 +63,7 @@ def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> Non
     judged = ComparedFamily(
         "entropy", ENTROPY_POINTS, points("entropy", [0.01, 0.001, 0.5], [0.1, 0.15, 0.2], [0, 0, 0])
     )
-    rows = saving_figure_rows([judged, KNOWING], READ, READ)
+    rows = saving_figure_rows([judged, KNOWING])
     assert [row["point"] for row in rows if row["family"] == "entropy"] == ["entropy 0", "entropy 2", "entropy 3"]
     assert [row["rise %"] for row in rows if row["family"] == "entropy"] == pytest.approx([0, 0.02, 0.05])
     assert [row["net reduction %"] for row in rows if row["family"] == "oracle"] == pytest.approx([0, 0.2, 0.5])

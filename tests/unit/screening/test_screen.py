@@ -20,7 +20,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay.grids import ThresholdSweep
-from emad_ref.replay.losses import replay_points_to_columns
+from emad_ref.replay.losses import bound_rises, replay_losses
 from pytest_emad import cli
 from pytest_emad.screening import drafts, result, selection, traces
 from pytest_emad.screening import screen as screen_module
@@ -35,7 +35,6 @@ from pytest_emad.screening.selection import (
     Certification,
     FamilyWithoutPoint,
     OracleHeadroom,
-    RiseBoundEstimator,
     SelectedPoint,
     certify_points,
     loosest_point,
@@ -62,7 +61,6 @@ from pytest_emad.screening.traces import (
     read_text_splits,
 )
 from pytest_emad.statistics.estimate import Estimate
-from pytest_emad.statistics.units import DocumentMembership
 from tests.small_models import small_config
 
 DOCUMENTS = 12
@@ -294,8 +292,7 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     rng, confirmed = np.random.default_rng(0), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
-        full = tokens * 1.5
-        level = RiseBoundEstimator(full, tokens, DocumentMembership(np.arange(200)), 200).upper_bound(full + excess)
+        level = bound_rises(excess, tokens, confirmed_on=200)
         tokens, excess = losses(rng, 200, 0.005, 0.02)
         mean = excess.sum() / tokens.sum()
         away = excess - mean * tokens
@@ -309,24 +306,10 @@ def test_what_is_shown_to_lose_more_does_lose_more():
     rng, below = np.random.default_rng(2), 0
     for _ in range(300):
         tokens, excess = losses(rng, 200, 0.005, 0.02)
-        known, nats = (
-            RiseBoundEstimator(tokens * 1.5, tokens, DocumentMembership(np.arange(200)), 200),
-            tokens * 1.5 + excess,
-        )
-        assert known.lower_bound(nats) < np.expm1(excess.sum() / tokens.sum()) < known.upper_bound(nats)
-        below += known.lower_bound(nats) <= np.expm1(0.005)
+        lower, upper = bound_rises(excess, tokens, lower=True), bound_rises(excess, tokens)
+        assert lower < np.expm1(excess.sum() / tokens.sum()) < upper < bound_rises(excess, tokens, confirmed_on=200)
+        below += lower <= np.expm1(0.005)
     assert 0.91 <= below / 300 <= 0.99
-
-
-def test_the_bound_is_of_documents_not_of_their_windows():
-    tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
-    full = 1.5 * tokens
-    apart = RiseBoundEstimator(full, tokens, DocumentMembership(np.arange(40)), 40).upper_bound(full + excess)
-    twice = [np.repeat(each, 2) for each in (full, tokens, full + excess)]
-    cut = RiseBoundEstimator(twice[0], twice[1], DocumentMembership(np.repeat(np.arange(40), 2)), 40).upper_bound(
-        twice[2]
-    )
-    assert cut == pytest.approx(apart)
 
 
 def test_the_loosest_setting_within_a_level_is_found():
@@ -418,9 +401,7 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
     settings = ScreeningSettings(documents=100)
     text, layers = read_text_splits(nano, settings).certify, nano.stepper.layers
     points = [replace(full_depth(layers), name=f"point {number}") for number in range(len(lost_nats))]
-    full = replay_points_to_columns(
-        take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [full_depth(layers)]
-    )
+    full = replay_losses(take_trace(nano.stepper, text.windows, layers=()), nano.geometry, [])
     decoded = []
 
     def feed(stepper, sequences, point, *, rows, progress):
@@ -432,11 +413,12 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
         ]
 
     def lose(stepper, geometry, sequences, point, texts):
-        lost = lost_nats[len(decoded) - 1] * text.window_lengths[:, None]
-        return replace(full, nll_nats=full.nll_nats + lost, flops=0.9 * full.flops)
+        lost = lost_nats[len(decoded) - 1] * full.tokens
+        flops = np.rint(0.9 * full.flops).astype(np.int64)
+        return replace(full, points=(point,), nats=full.nats + lost, flops=flops)
 
     monkeypatch.setattr(selection.losses, "teacher_force_at_point", feed)
-    monkeypatch.setattr(selection.losses, "columns_from_teacher_forced_texts", lose)
+    monkeypatch.setattr(selection.losses, "losses_of_texts", lose)
     proven = certify_points(nano, text, ExitFamily("gate", TUNED_LENS, "free"), points, settings, text.n_documents)
     assert decoded == [point.name for point in proven.tried] == [f"point {number}" for number in range(tried)]
     assert (None if proven.point_within_bound is None else proven.point_within_bound.name) == chosen

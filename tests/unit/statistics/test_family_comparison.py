@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
+from emad_ref.replay.losses import Losses
 from pytest_emad.statistics.fronts import (
-    FamilySplit,
     PointFamily,
     build_comparison_leg_test,
     compare_families_at_saving_levels,
     resample_count_for_legs,
 )
-from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import load_register
 from tests.claims.cases.ablations import Text, convex, family, halved, linear, renamed
+from tests.handmade_losses import handmade_losses
 
 LEVELS = (0.15, 0.30)
 
@@ -45,24 +45,14 @@ def test_points_of_the_same_decisions_tie_in_whatever_order_and_number_they_stan
     ours = family("emad", texts(0), convex)
     order = [0, *range(26, 0, -1), 3, 3]
 
-    def reordered(split: FamilySplit) -> FamilySplit:
-        return replace(
-            split,
-            **{
-                name: ByDocument.from_whole_documents(getattr(split, name).values[:, order])
-                for name in ("loss", "flops")
-            },
-        )
-
-    names = tuple(ours.names[number] for number in order)
-    other = PointFamily(names, *map(reordered, (ours.validation, ours.evaluation)))
+    other = PointFamily(ours.validation.select(order), ours.evaluation.select(order))
     assert [met.estimate for met in compared(ours, other)] == [None, None]
 
 
 def test_both_sides_save_exactly_the_same_and_so_many_nats_lie_between_them() -> None:
     both = texts(1)
     ours, rival = family("emad", both, convex), family("rival", both, lambda savings: convex(savings) + 0.1 * savings)
-    full = ours.evaluation.flops.values[:, 0]
+    full = ours.evaluation.flops[0]
     for met in compared(ours, rival):
         for side in (met.ours, met.rival):
             assert 1 - side.flops.sum() / full.sum() == pytest.approx(met.level) == pytest.approx(met.saving)
@@ -77,15 +67,15 @@ def test_where_a_side_falls_short_on_evaluation_both_save_what_it_reaches() -> N
     both = texts(2)
     ours = family("emad", both, convex)
     short = family("rival", both, convex, np.array([0.0, 0.1, 0.305]))
-    spent = short.evaluation.flops.values
-    stingy = ByDocument.from_whole_documents(spent[:, :1] - 0.9 * (spent[:, :1] - spent))
+    spent = short.evaluation.flops
+    stingy = (spent[0] - 0.9 * (spent[0] - spent)).astype(np.int64)
     short = replace(short, evaluation=replace(short.evaluation, flops=stingy))
     *_, met = compared(ours, short)
     assert met.level == 0.30
     assert met.saving == pytest.approx(short.front.largest_saving)
     assert met.saving < 0.295
     for side in (met.ours, met.rival):
-        assert 1 - side.flops.sum() / short.evaluation.flops.values[:, 0].sum() == pytest.approx(met.saving)
+        assert 1 - side.flops.sum() / short.evaluation.flops[0].sum() == pytest.approx(met.saving)
 
 
 def test_a_level_that_one_side_misses_on_validation_is_not_asked() -> None:
@@ -108,21 +98,15 @@ def test_a_front_that_bends_is_never_worse_than_itself_on_every_second_document(
 def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apart: float, wide: bool) -> None:
     """Two points, precisely ±0.2 nats on evaluation: if validation cannot tell them apart, either may be chosen."""
     rng, tokens = np.random.default_rng(0), np.full(60, 100)
-    flops = ByDocument.from_whole_documents(np.tile([1.0, 0.6, 0.6], (60, 1)))
+    flops = np.tile([1.0, 0.6, 0.6], (60, 1))
 
-    def split(apart: float, noise: float) -> FamilySplit:
+    def split(apart: float, noise: float) -> Losses:
         lost = np.array([0.0, 1.0 - apart, 1.0 + apart]) + noise * rng.standard_normal((60, 3))
-        return FamilySplit(ByDocument.from_whole_documents(lost * 100), flops, ByDocument.from_whole_documents(tokens))
+        return handmade_losses(lost * 100, flops, tokens)
 
-    def one_nat(split: FamilySplit) -> FamilySplit:
-        return replace(
-            split,
-            loss=ByDocument.from_whole_documents(np.tile([0.0, 100.0], (60, 1))),
-            flops=ByDocument.from_whole_documents(flops.values[:, :2]),
-        )
-
-    two = PointFamily(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))
-    flat = PointFamily(("full depth", "flat"), one_nat(two.validation), one_nat(two.evaluation))
+    two = PointFamily(split(apart, noise), split(0.2, 0.01))
+    one_nat = handmade_losses(np.tile([0.0, 100.0], (60, 1)), flops[:, :2], tokens)
+    flat = PointFamily(one_nat, one_nat)
     (met,) = compared(two, flat, (0.3,))
     assert (met.estimate.high - met.estimate.low > 0.2) == wide
     assert wide or met.estimate.value == pytest.approx(-0.15, abs=0.01)

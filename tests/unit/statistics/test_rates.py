@@ -15,16 +15,16 @@ from pytest_emad.statistics.estimate import needed_sample_size, pvalue_with_unse
 from pytest_emad.statistics.legs import build_leg_test, decide_legs
 from pytest_emad.statistics.rates import (
     FEWEST_DIFFERING,
-    DocumentLossAndWork,
-    FullDepthBaseline,
     draw_document_counts,
     estimate_entropy_changes,
     estimate_entropy_slope,
     estimate_perplexity_rise,
+    estimate_saving,
     estimate_within_document_slope,
     mean_rate,
 )
 from pytest_emad.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, effective_sample_size
+from tests.handmade_losses import handmade_losses
 
 
 def rng() -> np.random.Generator:
@@ -494,11 +494,7 @@ def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones()
 
 def test_the_excess_of_a_saving_over_anothers_is_a_share_of_full_depths_work():
     """100 units at full depth: one family saves 50, the other 30; the excess is 20 %, of the other's work 29 %."""
-    tokens = ByDocument.from_whole_documents(np.full(40, 10.0))
-    full, one, other = (
-        DocumentLossAndWork(name, tokens, tokens.with_values(np.full(40, work)))
-        for name, work in (("full", 100.0), ("one", 50.0), ("other", 70.0))
-    )
-    baseline = FullDepthBaseline(full, tokens)
-    assert baseline.estimate_saving(one, 0.0, rng()).value == pytest.approx(0.5)
-    assert baseline.estimate_saving(one, 0.0, rng(), against=other).value == pytest.approx(0.2)
+    tokens = np.full(40, 10)
+    found = handmade_losses(np.ones((40, 3)), np.tile([100.0, 50.0, 70.0], (40, 1)), tokens)
+    assert estimate_saving(found[1], threshold=0.0, rng=rng()).value == pytest.approx(0.5)
+    assert estimate_saving(found[1], threshold=0.0, rng=rng(), against=found[2]).value == pytest.approx(0.2)

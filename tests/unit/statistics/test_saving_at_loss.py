@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
+from emad_ref.replay.losses import Losses
 from pytest_emad.statistics.fronts import estimate_saving_at_loss, largest_savings_within_loss
-from pytest_emad.sweep.front import LossTable, choose_front
+from pytest_emad.sweep.front import choose_front
+from tests.handmade_losses import handmade_losses
 
 
-def sheet(losses: list[float], costs: list[float], documents: int = 3) -> LossTable:
+def sheet(losses: list[float], costs: list[float], documents: int = 3) -> Losses:
     """Return equal documents of ten tokens: nats per token, and FLOPs, of full depth and of the later points."""
     each = np.ones((documents, 1))
-    return LossTable(10 * each * np.array(losses), each * np.array(costs), 10 * each[:, 0])
+    return handmade_losses(10 * each * np.array(losses), each * np.array(costs), 10 * each[:, 0])
 
 
 PLAIN = sheet([1.0, 1.01, 1.05], [100.0, 80.0, 60.0])
@@ -53,10 +55,10 @@ def test_a_mixture_that_saves_so_much_loses_exactly_that() -> None:
     rng = np.random.default_rng(3)
     cost = np.sort(rng.uniform(20, 100, (40, 12)), axis=1)[:, ::-1]
     loss = 10 + np.cumsum(rng.uniform(-0.1, 0.5, (40, 12)), axis=1)
-    judged = LossTable(loss, cost, rng.integers(5, 30, 40).astype(float))
+    judged = handmade_losses(loss, cost, rng.integers(5, 30, 40))
     for most in (0.01, 0.04, 0.08):
         found = estimate_saving_at_loss(judged, most, threshold=0.0, rng=rng, resamples=9)
-        mixed = choose_front([str(i) for i in range(12)], judged, judged).mixture_at(found.value)
+        mixed = choose_front(judged, judged).mixture_at(found.value)
         lost = (mixed.loss.sum() - loss[:, 0].sum()) / judged.tokens.sum()
         assert lost == pytest.approx(most, abs=1e-12)
 
@@ -84,7 +86,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         tokens = rng.integers(50, 200, 60).astype(float)
         slope = rng.gamma(2.0, 0.05, 60)[:, None]
         loss = tokens[:, None] * (1.0 + slope * shares**2)
-        drawn = LossTable(loss, tokens[:, None] * (1 - shares), tokens)
+        drawn = handmade_losses(loss, tokens[:, None] * (1 - shares), tokens)
         found = estimate_saving_at_loss(drawn, 0.001, threshold=0.0, rng=rng, resamples=199)
         held.append(found.low <= 0.1 <= found.high)
     assert 0.90 <= np.mean(held) <= 0.99

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from emad_ref.calibration.profile import profile_of
-from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
-from emad_ref.replay.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
-from emad_ref.replay.replay import replay
+from emad_ref.point import EntropyEstimator, OperatingPoint
+from emad_ref.replay.losses import Losses, decode_losses, replay_losses
 from pytest_emad.sweep.components import (
     BEST,
     PUBLISHED,
@@ -26,7 +25,8 @@ from pytest_emad.sweep.components import (
     TunedCombination,
     exchange_each_component,
 )
-from pytest_emad.sweep.oracle_savings import columns_with_fill_cost
+from pytest_emad.sweep.oracle_savings import replay_losses_with_fill_cost
+from tests.handmade_losses import handmade_losses
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
@@ -57,12 +57,8 @@ def readout(tuned: bool, gated: bool = True) -> SingleReadoutTraces:
     return SingleReadoutTraces("tuned" if tuned else "own", chosen, judged, profile, GATE if gated else None)
 
 
-def rise(found: PointColumnsBySequence, trace: Trace) -> float:
-    return float(np.expm1(np.diff(found.nll_nats.sum(axis=0))[0] / len(trace)))
-
-
-def decoding(split: Split, points: Sequence[OperatingPoint]) -> PointColumnsBySequence:
-    return decoded_columns(stepper(), stepper().geometry, texts(split), points)
+def decoding(split: Split, points: Sequence[OperatingPoint]) -> Losses:
+    return decode_losses(stepper(), stepper().geometry, texts(split), points)
 
 
 @cache
@@ -95,8 +91,8 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
 
     def tried(point: OperatingPoint) -> tuple[float, float]:
         """Return (rise, saving) on the split of the choice."""
-        pair = replay_points_to_columns(own.chosen, geometry, [full_depth(LAYERS), point])
-        return rise(pair, own.chosen), float(1 - np.divide(*pair.flops.sum(axis=0)[::-1]))
+        nats, spent = (replay_losses(own.chosen, geometry, [point]).totals(name) for name in ("nats", "flops"))
+        return float(np.expm1((nats[1] - nats[0]) / len(own.chosen))), float(1 - spent[1] / spent[0])
 
     emad = exchange_each_component(own, readout(True), geometry, level=LEVEL, count=240)[0].before
     assert emad.way == PUBLISHED
@@ -106,10 +102,10 @@ def test_every_way_is_set_on_one_split_and_shown_on_the_other() -> None:
     best = max(saving for lost, saving in by_hand if lost <= LEVEL)
     assert 0 < best <= saved + 0.02
     assert saved < max(saving for _, saving in by_hand)
-    expected = replay_points_to_columns(own.judged, geometry, [full_depth(LAYERS), emad.point])
-    for name in ("nll_nats", "wrong", "flops", "depth"):
-        assert np.array_equal(getattr(emad.columns, name), getattr(expected, name)), name
-    assert emad.net_saving == pytest.approx(1 - expected.flops[:, 1].sum() / expected.flops[:, 0].sum())
+    expected = replay_losses(own.judged, geometry, [emad.point])
+    for name in ("nats", "wrong", "flops", "depth"):
+        assert np.array_equal(getattr(emad.loss.table, name)[emad.loss.index], getattr(expected, name)[1]), name
+    assert emad.loss.net_reduction == pytest.approx(1 - expected.flops[1].sum() / expected.flops[0].sum())
 
 
 def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
@@ -117,23 +113,23 @@ def test_exact_keys_above_a_free_exit_are_paid_in_full() -> None:
     (kept,) = (each for each in found() if each.part == "K/V")
     paid, geometry, judged = kept.after, stepper().geometry, readout(True).judged
     assert paid.point.schedule == "free_deferred"
-    expected = replay_points_to_columns(judged, geometry, [full_depth(LAYERS), paid.point])
-    assert np.array_equal(paid.columns.flops, expected.flops)
-    copied = columns_with_fill_cost(judged, geometry, [replay(judged, paid.point)])
-    assert not np.array_equal(paid.columns.flops[:, 1], copied.flops[:, 0])
+    mine = paid.loss.table.flops[paid.loss.index]
+    assert np.array_equal(mine, replay_losses(judged, geometry, [paid.point]).flops[1])
+    copied = replay_losses_with_fill_cost(judged, geometry, [paid.point])
+    assert not np.array_equal(mine, copied.flops[1])
 
 
 def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_level() -> None:
     asked: list[tuple[Split, str]] = []
 
-    def dear(split: Split, points: Sequence[OperatingPoint]) -> PointColumnsBySequence:
+    def dear(split: Split, points: Sequence[OperatingPoint]) -> Losses:
         """Fails twice on the split of the choice."""
         asked.append((split, points[0].name))
         assert points[0].schedule == "copying"
         assert points[0].lens is not None
-        columns = decoding(split, points)
+        losses = decoding(split, points)
         lost = 1e4 if split == "chosen" and len(asked) <= 2 else -1e4
-        return replace(columns, nll_nats=columns.nll_nats + lost)
+        return replace(losses, nats=losses.nats + lost)
 
     own, lens = readout(False), readout(True)
     result = exchange_each_component(own, lens, stepper().geometry, level=9.0, count=12, decoded=dear)
@@ -141,7 +137,7 @@ def test_copied_keys_are_decoded_at_the_first_setting_that_stays_within_the_leve
     assert [split for split, _ in asked] == ["chosen"] * 3 + ["judged"]
     assert len({name for _, name in asked}) == 3
     assert copied.point.name == asked[-1][1] == asked[-2][1]
-    assert copied.columns.nll_nats[:, 1].max() < -1e3, "the decoded numbers are shown"
+    assert copied.loss.nats.max() < -1e3, "the decoded numbers are shown"
     assert not [
         each
         for each in exchange_each_component(own, lens, stepper().geometry, count=4)
@@ -160,17 +156,15 @@ def test_an_oracle_stands_in_where_the_own_head_has_no_gate() -> None:
 
 def test_the_part_that_fails_is_the_one_that_costs_most_where_it_comes_back() -> None:
     def at(net: float) -> TunedCombination:
-        return TunedCombination(
-            BEST, full_depth(LAYERS), PointColumnsBySequence(*(np.array([[1.0, 1 - net]]) for _ in range(4)))
-        )
+        return TunedCombination(BEST, handmade_losses(np.ones((1, 2)), np.array([[1.0, 1 - net]]), np.ones(1))[1])
+
+    def gained(each: SingleComponentExchange) -> float:
+        return each.after.loss.net_reduction - each.before.loss.net_reduction
 
     rows = [
         SingleComponentExchange("readout", at(0.4), at(0.1), True),
         SingleComponentExchange("criterion", at(0.3), at(0.05), True),
         SingleComponentExchange("K/V", at(0.4), at(-0.9), False),
     ]
-    assert (
-        min((each for each in rows if each.back), key=lambda each: each.after.net_saving - each.before.net_saving).part
-        == "readout"
-    )
-    assert rows[0].after.net_saving - rows[0].before.net_saving == pytest.approx(-0.3)
+    assert min((each for each in rows if each.back), key=gained).part == "readout"
+    assert gained(rows[0]) == pytest.approx(-0.3)

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
 from emad_ref.errors import BadArgument
-from pytest_emad.sweep.front import FamilyFront, LossTable, choose_front, mark_lower_hull_corners, mix_to_saving
+from emad_ref.replay.losses import Losses
+from pytest_emad.sweep.front import (
+    FamilyFront,
+    choose_front,
+    mark_lower_hull_corners,
+    mix_to_saving,
+    resample_savings_and_losses,
+)
+from tests.handmade_losses import handmade_losses
 
 FULL = (0.0, 1.0)
 
 
-def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> LossTable:
+def sheet(*points: tuple[float, float], documents: int = 4, spread: float = 0.0, seed: int = 0) -> Losses:
     """Return points of (saving, loss per token) on documents of unequal length that vary in both by ``spread``."""
     rng = np.random.default_rng(seed)
     tokens, full = rng.integers(5, 20, documents).astype(float), rng.uniform(1e6, 2e6, documents)
     saving, loss = np.array([FULL, *points]).T
     away = spread * rng.standard_normal((2, documents, len(saving)))
     away[0, :, 0] = 0.0
-    return LossTable((loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0]), tokens)
+    lost, spent = (loss + away[1]) * tokens[:, None], full[:, None] * (1 - saving - away[0])
+    return handmade_losses(lost, spent, tokens, NAMES[: len(saving)])
 
 
 NAMES = "full depth", "a", "b", "c", "d"
@@ -64,32 +76,32 @@ def test_points_of_one_decision_are_one_corner() -> None:
 
 
 def test_a_mixture_saves_exactly_what_is_asked_and_loses_what_its_points_do() -> None:
-    found = choose_front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.3, 1.2), (0.5, 2.4), seed=1))
+    found = choose_front(sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.3, 1.2), (0.5, 2.4), seed=1))
     mixed = found.mixture_at(0.35)
     assert (mixed.name, mixed.share) == ("75.0% a, 25.0% b", pytest.approx(0.75))
-    spent = found.sheet.flops
-    assert mixed.flops == pytest.approx(0.75 * spent[:, 1] + 0.25 * spent[:, 2])
-    assert mixed.flops.sum() / spent[:, 0].sum() == pytest.approx(1 - 0.35)
-    assert mixed.loss.sum() / found.sheet.tokens.sum() == pytest.approx(0.75 * 1.2 + 0.25 * 2.4)
+    spent = found.judged.flops
+    assert mixed.flops == pytest.approx(0.75 * spent[1] + 0.25 * spent[2])
+    assert mixed.flops.sum() / spent[0].sum() == pytest.approx(1 - 0.35)
+    assert mixed.loss.sum() / found.judged.tokens.sum() == pytest.approx(0.75 * 1.2 + 0.25 * 2.4)
 
 
 def test_shares_follow_from_costs_alone_whatever_is_lost_where_they_are_judged() -> None:
     """The corner that saved more on validation saves less here: the mixture is of the nearest on either side."""
-    found = choose_front(NAMES[:3], sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.5, 99.0), (0.4, 0.1)))
+    found = choose_front(sheet((0.2, 1.1), (0.6, 2.0)), sheet((0.5, 99.0), (0.4, 0.1)))
     assert found.corners.tolist() == [True] * 3
     assert found.mixture_at(0.2).name == "50.0% full depth, 50.0% b"
     assert found.mixture_at(0.45).name == "50.0% b, 50.0% a"
-    assert found.mixture_at(0.5).name == "a"
+    assert found.mixture_at(found.largest_saving).name == "a"
     assert found.mixture_at(0.0).name == "full depth"
 
 
 def test_a_point_above_the_hull_on_validation_is_not_mixed_however_good_it_is_elsewhere() -> None:
-    found = choose_front(NAMES[:3], sheet((0.3, 5.0), (0.6, 2.0)), sheet((0.3, 0.0), (0.6, 2.0)))
+    found = choose_front(sheet((0.3, 5.0), (0.6, 2.0)), sheet((0.3, 0.0), (0.6, 2.0)))
     assert found.mixture_at(0.3).name == "50.0% full depth, 50.0% b"
 
 
 def test_no_more_can_be_saved_than_a_corner_does() -> None:
-    found = choose_front(NAMES[:2], sheet((0.5, 2.0)), sheet((0.4, 2.0)))
+    found = choose_front(sheet((0.5, 2.0)), sheet((0.4, 2.0)))
     assert found.largest_saving == pytest.approx(0.4)
     for saving in (0.41, -0.01):
         with pytest.raises(BadArgument, match="the corners reach no other"):
@@ -100,13 +112,13 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
     rng = np.random.default_rng(3)
     chosen, judged = (sheet((0.2, 1.1), (0.4, 1.2), (0.6, 2.0), spread=0.05, seed=seed) for seed in (1, 2))
     counts = rng.multinomial(4, [0.25] * 4, size=6).astype(float)
-    corners = mark_lower_hull_corners(*chosen.resampled_savings_and_losses(counts))
-    savings, losses = judged.resampled_savings_and_losses(counts)
+    corners = mark_lower_hull_corners(*resample_savings_and_losses(chosen, counts))
+    savings, losses = resample_savings_and_losses(judged, counts)
     mixed = mix_to_saving(corners, savings, np.full(6, 0.3))
     for draw, count in enumerate(counts):
         rows = np.repeat(np.arange(4), count.astype(int))
-        one = [LossTable(s.loss[rows], s.flops[rows], s.tokens[rows]) for s in (chosen, judged)]
-        alone: FamilyFront = choose_front(NAMES[:4], *one)
+        one = [repeated(each, rows) for each in (chosen, judged)]
+        alone: FamilyFront = choose_front(*one)
         assert alone.corners.tolist() == corners[draw].tolist()
         expected = alone.mixture_at(0.3)
         assert mixed.share[draw] == pytest.approx(expected.share)
@@ -115,11 +127,17 @@ def test_every_draw_has_a_hull_and_a_mixture_of_its_own() -> None:
         )
 
 
-def test_columns_that_do_not_belong_together_are_refused() -> None:
+def repeated(losses: Losses, rows: NDArray[np.intp]) -> Losses:
+    columns = {name: getattr(losses, name)[:, rows] for name in ("nats", "wrong", "flops", "depth")}
+    return replace(losses, cluster=np.arange(len(rows)), tokens=losses.tokens[rows], **columns)
+
+
+def test_a_lost_next_token_has_no_front_of_perplexity() -> None:
     good = sheet((0.2, 1.0))
-    with pytest.raises(BadArgument, match="documents"):
-        LossTable(good.loss, good.flops[:, :1], good.tokens)
-    lost = good.loss.copy()
-    lost[2, 1] = np.inf
-    with pytest.raises(BadArgument, match="infinite at point 1"):
-        LossTable(lost, good.flops, good.tokens)
+    nats = good.nats.copy()
+    nats[1, 2] = np.inf
+    lost = replace(good, nats=nats)
+    for pair in ((lost, good), (good, lost)):
+        with pytest.raises(BadArgument, match="infinite at a"):
+            choose_front(*pair)
+    assert choose_front(lost, lost, "wrong").corners.tolist() == [True, True]

@@ -30,7 +30,7 @@ from emad_ref.replay.grids import (
     softmax_response_points,
     truncation_points,
 )
-from emad_ref.replay.losses import point_losses
+from emad_ref.replay.losses import replay_losses
 from emad_ref.signals import LAYERWISE
 from tests.handmade_traces import window_trace
 from tests.small_models import small_config
@@ -75,7 +75,7 @@ def require_even(points: list[OperatingPoint], saved: NetSavingFunction, count: 
 
 def test_what_a_point_saves_is_what_its_row_of_the_loss_table_says(trace, saved) -> None:
     points = [full_depth(LAYERS), truncated(LAYERS, 2), DEEP.point(0.0), DEEP.point(1.9999)]
-    assert [saved(point) for point in points] == [row.net_reduction for row in point_losses(trace, GEOMETRY, points)]
+    assert [saved(point) for point in points] == replay_losses(trace, GEOMETRY, points).savings[1:].tolist()
 
 
 @pytest.mark.parametrize("count", [5, 17, 33])

@@ -14,7 +14,7 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
 from emad_ref.replay.grids import confidence_sweep
-from emad_ref.replay.losses import depth_by_position, point_losses, tokens_before_depth_by_sequence
+from emad_ref.replay.losses import depth_by_position, gross_saving, replay_losses, tokens_before_depth_by_sequence
 from emad_ref.signals import ENTROPY
 from tests.handmade_traces import layerwise
 from tests.small_models import LAYERS, small_config
@@ -48,28 +48,27 @@ DEPTHS = [LAYERS, 4, 4, 2, 2]
 
 
 def test_quality_is_that_of_the_depths_taken(trace):
-    (row,) = point_losses(trace, GEOMETRY, [ADAPTIVE])
+    _, row = replay_losses(trace, GEOMETRY, [ADAPTIVE])
     at_depth = trace.nll_nats[np.arange(5), np.array(DEPTHS) - 1].astype(np.float64)
     at_full = trace.nll_nats[:, -1].astype(np.float64)
-    assert row.nll_nats == pytest.approx([at_depth[:3].sum(), at_depth[3:].sum()])
+    assert row.nats == pytest.approx([at_depth[:3].sum(), at_depth[3:].sum()])
     assert row.perplexity == pytest.approx(np.exp(at_depth.sum() / 5))
     assert row.perplexity_rise == pytest.approx(np.exp(at_depth.mean()) / np.exp(at_full.mean()) - 1)
     assert row.point is ADAPTIVE
 
 
-def test_depths_are_described_by_their_mean_percentiles_and_shares(trace):
-    (row,) = point_losses(trace, GEOMETRY, [ADAPTIVE])
+def test_depths_are_summed_by_document(trace):
+    _, row = replay_losses(trace, GEOMETRY, [ADAPTIVE])
     assert row.mean_depth == pytest.approx(np.mean(DEPTHS))
-    assert (row.depth_p50, row.depth_p90) == (np.percentile(DEPTHS, 50), np.percentile(DEPTHS, 90))
-    assert row.depth_shares == {2: 0.4, 4: 0.4, 6: 0.2}
+    assert row.table.depth[1].tolist() == [sum(DEPTHS[:3]), sum(DEPTHS[3:])]
 
 
-def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
+def test_wrong_tokens_are_those_told_at_the_depths_taken(trace):
     """Layer 4 predicts 7 at every position; layers 2 and 6 predict the next token except at the last position."""
     told = np.full((5, LAYERS), 7, dtype=np.int32)
     told[:4, [1, 5]] = trace.target[:4, None]
-    (row,) = point_losses(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
-    assert row.accuracy == pytest.approx(2 / 5), "positions 0 and 4, at layers 6 and 2"
+    _, row = replay_losses(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
+    assert row.table.means("wrong")[1] == pytest.approx(3 / 5), "all but positions 0 and 4, at layers 6 and 2"
 
 
 @pytest.mark.parametrize("signal", [ENTROPY.name, "agreement"])
@@ -78,11 +77,11 @@ def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
     asked, made = [], Trace.rule_signal
     monkeypatch.setattr(Trace, "rule_signal", lambda self, point: (asked.append(point.name), made(self, point))[1])
     points = [replace(ADAPTIVE, name=f"{level}", signal=signal, thresholds=((level, level),)) for level in (0.2, 0.5)]
-    point_losses(trace, GEOMETRY, [*points, replace(points[0], name="others", probes=(2, 3))])
+    replay_losses(trace, GEOMETRY, [*points, replace(points[0], name="others", probes=(2, 3))])
     assert asked == ["0.2", "others"]
 
 
-def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
+def test_a_rule_that_lost_a_next_token_has_wrong_tokens_and_no_finite_perplexity(trace):
     """Its output and its cost are its own: k = 3 of 101 tokens after the minimum layer 2."""
     first, layers = confidence_sweep("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
@@ -94,11 +93,11 @@ def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(tra
     columns.heads[0], columns.heads[-1] = layers == 2, layers == 3
     columns.shows[[1, 2]] = True
     traced = replace(trace, rules={ConfidenceColumnsKey.from_point(first): columns})
-    (row,) = point_losses(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
-    assert row.depth_shares == {3: 1.0}
+    _, row = replay_losses(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
+    assert row.mean_depth == 3.0
     assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)
-    assert (row.nll_nats == [np.inf, 1.0]).all()
-    assert row.accuracy == pytest.approx(2 / 5)
+    assert (row.nats == [np.inf, 1.0]).all()
+    assert row.table.means("wrong")[1] == pytest.approx(3 / 5)
     work, full = Work.none(LAYERS), work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
     for position in [0, 1, 2, 4, 5]:
         work.tokens[:3] += 1
@@ -119,33 +118,46 @@ def work_by_hand(depths, reads):
 
 
 def test_reductions_are_shares_of_full_depth_of_the_same_steps_and_net_charges_the_probes(trace):
-    (row,) = point_losses(trace, GEOMETRY, [ADAPTIVE])
+    _, row = replay_losses(trace, GEOMETRY, [ADAPTIVE])
     full = work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
     mine = work_by_hand(DEPTHS, [[2, 4, 6], [2, 4], [2, 4], [2], [2]])
-    assert row.gross_reduction == pytest.approx(1 - mine.blocks_and_attention / full.blocks_and_attention)
+    gross = gross_saving(trace, GEOMETRY, ADAPTIVE)
+    assert gross == pytest.approx(1 - mine.blocks_and_attention / full.blocks_and_attention)
     assert row.net_reduction == pytest.approx(1 - mine.total / full.total)
-    assert row.net_reduction < row.gross_reduction
+    assert row.net_reduction < gross
 
 
 def test_full_depth_loses_and_saves_nothing(trace):
-    (row,) = point_losses(trace, GEOMETRY, [full_depth(LAYERS)])
-    assert (row.perplexity_rise, row.gross_reduction, row.net_reduction) == (0.0, 0.0, 0.0)
-    assert row.depth_shares == {LAYERS: 1.0}
+    _, row = replay_losses(trace, GEOMETRY, [full_depth(LAYERS)])
+    assert (row.perplexity_rise, row.net_reduction) == (0.0, 0.0)
+    assert gross_saving(trace, GEOMETRY, row.point) == 0.0
+    assert row.mean_depth == LAYERS
 
 
 def test_probes_that_never_fire_cost_and_save_nothing(trace):
-    (row,) = point_losses(trace, GEOMETRY, [replace(ADAPTIVE, thresholds=((-1.0, -1.0),))])
+    _, row = replay_losses(trace, GEOMETRY, [replace(ADAPTIVE, thresholds=((-1.0, -1.0),))])
     assert row.perplexity_rise == 0.0
-    assert row.gross_reduction == 0.0
+    assert gross_saving(trace, GEOMETRY, row.point) == 0.0
     assert row.net_reduction < 0.0
 
 
-def test_rows_come_in_the_order_of_the_points(trace):
+def test_rows_come_in_the_order_of_the_points_behind_full_depth(trace):
     points = [truncated(LAYERS, 2), full_depth(LAYERS), ADAPTIVE, truncated(LAYERS, 5)]
-    table = point_losses(trace, GEOMETRY, iter(points))
-    assert [row.point for row in table] == points
-    assert table[0].mean_depth == 2.0
-    assert point_losses(trace, GEOMETRY, []) == []
+    table = replay_losses(trace, GEOMETRY, iter(points))
+    assert [row.point for row in table] == [full_depth(LAYERS), *points]
+    assert table[1].mean_depth == 2.0
+    assert table.of(ADAPTIVE).index == 3
+    assert [row.point for row in table.select([0, 4]).join(table.select([3]))] == [points[1], points[3], ADAPTIVE]
+    assert [row.point for row in replay_losses(trace, GEOMETRY, [])] == [full_depth(LAYERS)]
+
+
+def test_sequences_of_one_document_are_summed(trace):
+    whole = replay_losses(replace(trace, documents=np.array([9, 9])), GEOMETRY, [ADAPTIVE])
+    apart = replay_losses(replace(trace, documents=np.array([9, 4])), GEOMETRY, [ADAPTIVE])
+    assert (whole.cluster.tolist(), whole.tokens.tolist()) == ([9], [5])
+    assert (apart.cluster.tolist(), apart.tokens.tolist()) == ([4, 9], [2, 3])
+    for name in ("nats", "wrong", "flops", "depth"):
+        assert getattr(whole, name)[:, 0] == pytest.approx(getattr(apart, name).sum(axis=1))
 
 
 def test_tokens_before_a_layer_are_counted_from_each_sequences_first_decided_one(trace):

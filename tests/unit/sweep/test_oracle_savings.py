@@ -20,8 +20,9 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay.replay import ReplayResult, replay
 from pytest_emad.sweep.oracle_savings import (
-    oracle_curve,
+    FINEST_THRESHOLD,
     oracle_divergence_point,
+    oracle_losses,
     sequence_flops_with_fill_cost,
     with_oracle_signal,
 )
@@ -40,7 +41,8 @@ def stepper() -> CausalStepper:
 @cache
 def texts() -> tuple[TokenSequence, ...]:
     rng = np.random.default_rng(1)
-    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in ((30, 0), (24, 5), (8, 3)))
+    sizes = (30, 0), (24, 5), (8, 3)
+    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at, number) for number, (n, at) in enumerate(sizes))
 
 
 @cache
@@ -66,10 +68,18 @@ def test_a_token_leaves_at_the_first_probe_that_is_near_enough(monotone: bool) -
     known = replay(with_oracle_signal(traced()), oracle_divergence_point(traced(), threshold, PROBES, monotone))
     assert known.depth.tolist() == plainly(traced(), threshold, PROBES, monotone)
     assert len(set(known.depth.tolist())) > 2
-    found = oracle_curve(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
-    assert found.names[0] == "full depth"
-    for setting, depth in zip(found.settings[1:], found.columns.depth[:, 1:].T, strict=True):
-        assert depth.sum() == sum(plainly(traced(), float(setting), PROBES, monotone))
+    found = oracle_losses(traced(), stepper().geometry, monotone=monotone, probes=PROBES, count=40)
+    first, *points = found
+    assert first.point.name == "full depth"
+    for loss in points:
+        setting = loss.point.thresholds[0][0]
+        assert loss.mean_depth * len(traced()) == pytest.approx(sum(plainly(traced(), setting, PROBES, monotone)))
+
+
+def prices(trace: Trace, count: int) -> list[float]:
+    """Return the prices λ of an oracle with ``count`` settings at ``PROBES``."""
+    largest = float(np.sqrt(trace.divergence()[:, [probe - 1 for probe in PROBES]].astype(np.float64)).max()) ** 2
+    return [float(price) for price in np.geomspace(FINEST_THRESHOLD, max(largest, 2 * FINEST_THRESHOLD), count)]
 
 
 @pytest.mark.parametrize("monotone", [False, True])
@@ -78,11 +88,9 @@ def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
     trace = traced().reorder_sequences(np.array([2, 0]))
     known, depths = trace.divergence().astype(np.float64), np.array([*PROBES, LAYERS])
     rows = np.arange(trace.starts[1])
-    found = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    found = oracle_losses(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
     taken = []
-    for price, spent, nll in zip(
-        found.settings[1:], found.columns.depth[0, 1:], found.columns.nll_nats[0, 1:], strict=True
-    ):
+    for price, spent, nll in zip(prices(trace, 25), found.depth[1:, 1], found.nats[1:, 1], strict=True):
         ways = np.array([way for way in product(depths, repeat=len(rows)) if not monotone or (np.diff(way) <= 0).all()])
         cost = known[rows, ways - 1].sum(axis=1) + price * ways.sum(axis=1)
         best = ways[cost <= cost.min() + 1e-9]
@@ -95,15 +103,15 @@ def test_at_a_price_no_other_depths_cost_less(monotone: bool) -> None:
 @pytest.mark.parametrize("monotone", [False, True])
 def test_no_threshold_beats_the_price_at_any_price(monotone: bool) -> None:
     trace, depths = traced(), np.array([*PROBES, LAYERS])
-    by_price = oracle_curve(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
+    by_price = oracle_losses(trace, stepper().geometry, "price", monotone=monotone, probes=PROBES, count=25)
     for setting in np.quantile(np.sqrt(trace.divergence()), (0.1, 0.4, 0.7)):
         depth = replay(
             with_oracle_signal(trace), oracle_divergence_point(trace, float(setting), PROBES, monotone)
         ).depth
         lost = trace.divergence()[np.arange(len(trace)), depth - 1].sum(dtype=np.float64)
-        for price, spent in zip(by_price.settings[1:], by_price.columns.depth[:, 1:].sum(axis=0), strict=True):
+        for price, spent in zip(prices(trace, 25), by_price.totals("depth")[1:], strict=True):
             assert spent * price <= lost + price * depth.sum() + 1e-9  # its loss is not below 0
-    assert depths[-1] * len(trace) == by_price.columns.depth[:, 0].sum()
+    assert depths[-1] * len(trace) == by_price.depth[0].sum()
 
 
 def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
@@ -131,7 +139,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
 def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
     plain = replace(traced(), divergence_nats=None)
     with pytest.raises(BadArgument, match="divergence=True"):
-        oracle_curve(plain, stepper().geometry)
+        oracle_losses(plain, stepper().geometry)
     chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
     with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
         sequence_flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)

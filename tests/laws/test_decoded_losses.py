@@ -21,7 +21,7 @@ from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.replay.losses import PointColumnsBySequence, decoded_columns, replay_points_to_columns
+from emad_ref.replay.losses import Losses, decode_losses, replay_losses
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -44,7 +44,7 @@ def texts() -> tuple[TokenSequence, ...]:
     """Prompts of several lengths, one length twice; rows end at different times."""
     rng = np.random.default_rng(1)
     sizes = ((30, 0), (24, 5), (17, 3), (30, 0), (9, 5), (12, 0), (2, 0))
-    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in sizes)
+    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at, number) for number, (n, at) in enumerate(sizes))
 
 
 @cache
@@ -119,17 +119,17 @@ def test_a_rule_that_decides_by_probe_alone_is_fed_layer_by_layer(name: str) -> 
     assert not is_fed_layerwise(replace(DECODED["copying"](), schedule="free_eager"))
 
 
-def same(found: PointColumnsBySequence, expected: PointColumnsBySequence, nats: float) -> None:
-    assert np.abs(found.nll_nats - expected.nll_nats).max() < nats
-    for name in ("wrong", "flops", "depth"):
+def same(found: Losses, expected: Losses, nats: float) -> None:
+    assert np.abs(found.nats - expected.nats).max() < nats
+    for name in ("cluster", "tokens", "wrong", "flops", "depth"):
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_where_replay_is_exact_the_columns_are_replays(name: str) -> None:
+def test_where_replay_is_exact_the_losses_are_replays(name: str) -> None:
     asked = EXACT[name]()
-    expected = replay_points_to_columns(traced(asked.lens), stepper_of().geometry, [asked])
-    found = decoded_columns(stepper_of(), stepper_of().geometry, texts(), [asked], rows=4)
+    expected = replay_losses(traced(asked.lens), stepper_of().geometry, [asked]).select([1])
+    found = decode_losses(stepper_of(), stepper_of().geometry, texts(), [asked], rows=4)
     same(found, expected, STORED)
     assert (
         asked.has_fixed_depth
@@ -157,14 +157,14 @@ def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple
 @pytest.mark.parametrize("name", DECODED)
 def test_what_only_decoding_knows_is_what_each_row_alone_loses_and_costs(name: str) -> None:
     asked, geometry = DECODED[name](), stepper_of().geometry
-    found = decoded_columns(stepper_of(), geometry, texts(), [full_depth(LAYERS), asked], rows=3)
+    found = decode_losses(stepper_of(), geometry, texts(), [full_depth(LAYERS), asked], rows=3)
     expected = np.array([alone(stepper_of(), asked, text) for text in texts()])
-    mine = np.stack([found.nll_nats, found.wrong, found.flops, found.depth], axis=2)[:, 1]
+    mine = np.stack([found.nats, found.wrong, found.flops, found.depth], axis=2)[1]
     assert np.abs(mine[:, 0] - expected[:, 0]).max() < ROUNDING
     assert mine[:, 1:].tolist() == expected[:, 1:].tolist()
-    assert found.depth[:, 1].sum() < found.depth[:, 0].sum(), "nothing exits: the comparison has no power"
-    eager = decoded_columns(stepper_of(), geometry, texts(), [replace(asked, schedule="free_eager")])
-    assert np.abs(eager.nll_nats[:, 0] - found.nll_nats[:, 1]).max() > 1e-3, "copies changed nothing"
+    assert found.depth[1].sum() < found.depth[0].sum(), "nothing exits: the comparison has no power"
+    eager = decode_losses(stepper_of(), geometry, texts(), [replace(asked, schedule="free_eager")])
+    assert np.abs(eager.nats[0] - found.nats[1]).max() > 1e-3, "copies changed nothing"
 
 
 @pytest.mark.parametrize("family", ["opt", "falcon", "gemma2", "mixtral"])
@@ -188,16 +188,16 @@ def test_an_encoder_decoders_rows_are_charged_for_their_own_sources(schedule: st
     stepper = Seq2SeqStepper(small_t5())
     rng = np.random.default_rng(2)
     pairs = [
-        TokenSequence(rng.integers(2, VOCABULARY, n), at, source=source)
-        for n, at, source in zip((8, 14, 6), (0, 0, 2), some_sources(5, 9, 3), strict=True)
+        TokenSequence(rng.integers(2, VOCABULARY, n), at, number, source)
+        for number, (n, at, source) in enumerate(zip((8, 14, 6), (0, 0, 2), some_sources(5, 9, 3), strict=True))
     ]
     trace = take_trace(stepper, pairs)
     probes = (1, 2)
     levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.4)) for probe in probes)
     asked = OperatingPoint("t5", "quantile", stepper.layers, stepper.layers, probes, (levels,), schedule)  # type: ignore[arg-type]
-    found = decoded_columns(stepper, stepper.geometry, pairs, [asked])
+    found = decode_losses(stepper, stepper.geometry, pairs, [asked])
     expected = np.array([alone(stepper, asked, pair) for pair in pairs])
-    mine = np.stack([found.nll_nats, found.wrong, found.flops, found.depth], axis=2)[:, 0]
+    mine = np.stack([found.nats, found.wrong, found.flops, found.depth], axis=2)[0]
     assert np.abs(mine[:, 0] - expected[:, 0]).max() < ROUNDING
     assert mine[:, 1:].tolist() == expected[:, 1:].tolist()
     assert 0 < mine[:, 3].sum() < len(trace) * stepper.layers
@@ -205,18 +205,29 @@ def test_an_encoder_decoders_rows_are_charged_for_their_own_sources(schedule: st
 
 def test_batches_and_the_order_of_sequences_do_not_show() -> None:
     asked, geometry = point("copying"), stepper_of().geometry
-    one, many = (decoded_columns(stepper_of(), geometry, texts(), [asked], rows=rows) for rows in (1, 5))
+    one, many = (decode_losses(stepper_of(), geometry, texts(), [asked], rows=rows) for rows in (1, 5))
     same(many, one, ROUNDING)
-    back = decoded_columns(stepper_of(), geometry, texts()[::-1], [asked], rows=5)
-    for name in ("nll_nats", "wrong", "flops", "depth"):
-        assert getattr(back, name)[::-1] == pytest.approx(getattr(one, name), abs=ROUNDING)
+    back = decode_losses(stepper_of(), geometry, texts()[::-1], [asked], rows=5)
+    same(back, one, ROUNDING)
+
+
+def test_windows_of_one_document_are_one_column() -> None:
+    asked, geometry = point("copying"), stepper_of().geometry
+    apart = decode_losses(stepper_of(), geometry, texts(), [asked])
+    document = np.array([7, 3, 7, 3, 3, 7, 3])
+    cut = [replace(text, document=int(number)) for text, number in zip(texts(), document, strict=True)]
+    found = decode_losses(stepper_of(), geometry, cut, [asked])
+    assert found.cluster.tolist() == [3, 7]
+    for name in ("nats", "wrong", "flops", "depth"):
+        each = getattr(apart, name)[0]
+        assert getattr(found, name)[0] == pytest.approx([each[document == 3].sum(), each[document == 7].sum()])
 
 
 def test_a_long_prompt_beside_a_long_text_asks_for_no_more_positions_than_there_are() -> None:
     rng = np.random.default_rng(5)
-    long = [TokenSequence(rng.integers(0, VOCABULARY, 128), 0), TokenSequence(rng.integers(0, VOCABULARY, 128), 120)]
-    found = decoded_columns(stepper_of(), stepper_of().geometry, long, [full_depth(LAYERS)])
-    assert found.depth[:, 0].tolist() == [127 * LAYERS, 7 * LAYERS]
+    long = [TokenSequence(rng.integers(0, VOCABULARY, 128), at, number) for number, at in enumerate((0, 120))]
+    found = decode_losses(stepper_of(), stepper_of().geometry, long, [full_depth(LAYERS)])
+    assert found.depth[0].tolist() == [127 * LAYERS, 7 * LAYERS]
 
 
 @pytest.mark.parametrize(
@@ -233,4 +244,4 @@ def test_a_long_prompt_beside_a_long_text_asks_for_no_more_positions_than_there_
 def test_what_cannot_be_decoded_is_refused(name: str, change: dict[str, object]) -> None:
     given: dict[str, object] = {"sequences": texts(), "points": [full_depth(LAYERS)], "rows": 4} | change
     with pytest.raises(BadArgument, match=f"^{name}="):
-        decoded_columns(stepper_of(), stepper_of().geometry, **given)  # type: ignore[arg-type]
+        decode_losses(stepper_of(), stepper_of().geometry, **given)  # type: ignore[arg-type]
