@@ -200,6 +200,26 @@ class Record:
         return Record(tokens, np.array(self.signal), emitted, list(self.stop), *works)
 
 
+def make_fixed_depth_record(
+    prompts: Sequence[Ints], emitted: Sequence[Ints], stop: Sequence[StopReason], depth: int
+) -> Record:
+    """Record of a decoder that runs ``depth`` layers for each token, reads no probe and counts no work.
+
+    ``prompts`` and ``emitted``: int64 [n] of each row; ``stop``: why it ended. A prompt's last position is a step.
+    """
+    columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # sequence, position, token, phase
+    for row, (prompt, tokens) in enumerate(zip(prompts, emitted, strict=True)):
+        fed = np.concatenate([prompt, tokens[:-1]]).astype(np.int64)
+        position = np.arange(len(fed), dtype=np.int64)
+        phase = np.where(position < len(prompt) - 1, PROMPT, DECODE).astype(np.int64)
+        columns.append((np.full(len(fed), row, dtype=np.int64), position, fed, phase))
+    sequence, position, token, phase = (np.concatenate(column) for column in zip(*columns, strict=True))
+    depths, zeros = np.full(len(token), depth, dtype=np.int64), np.zeros(len(token), dtype=np.int64)
+    kept = np.ones(len(token), dtype=np.bool_)
+    table = TokenTable(sequence, position, token, depths, depths.copy(), phase, zeros, kept)
+    return Record(table, np.empty((len(token), 0)), list(emitted), list(stop))
+
+
 def _copy_works(works: dict[int, Work] | None) -> dict[int, Work] | None:
     if works is None:
         return None

@@ -31,6 +31,8 @@ from pytest_emad.audit.request_cases import History
 
 MOST_FAILING = 3  # cases; once so many fail, no more are decoded
 MOST_REDUCTIONS = 60  # cases decoded to reduce a failing one
+ASCENDING = ("rows",)  # dimensions of which every value is offered, if a later one is
+NEVER_DECLINED = ("257th request",)  # values that a decoder cannot tell from the requests before
 SHOWN_GAPS = 4  # pairs named in a detail
 LONGEST_COMMAND = 1000  # characters of a command in a complaint; `emad replay` prints all of them
 
@@ -104,7 +106,14 @@ def settle_offers(
         return False
 
     for name in questions:
-        refused = {value for value in values[name] if value != simplest[name] and is_declined({name: value})}
+        refused = set[str]()
+        for value in reversed(values[name]):
+            if value == simplest[name] or value in NEVER_DECLINED:
+                continue
+            if is_declined({name: value}):
+                refused.add(value)
+            elif name in ASCENDING:  # fewer are offered, too
+                break
         values[name] = tuple(value for value in values[name] if value not in refused)
     offered = list[Constraint]()
     for one, other in pairs:
@@ -154,10 +163,13 @@ def check_covering_cases(
     """
     cases = make_covering_cases(offers.values, offers.constraints, seed, strength)
     order = np.random.default_rng(seed).permutation(len(cases))[: max(1, round(share * len(cases)))]
-    chosen = [(int(at), cases[at]) for at in order]
+    # a server counts the requests of all cases, so the last ones are far beyond the 257th
+    chosen = sorted(
+        ((int(at), cases[at]) for at in order), key=lambda each: each[1].get("neighbours") in NEVER_DECLINED
+    )
     answered: set[Pair] = set()
     declined: dict[str, str] = {}
-    failed: list[tuple[int, str, History]] = []
+    failed: list[tuple[int, AuditRefutedError, History]] = []
     tally = runner.tally
     decoded: list[Case] = []
     for number, case in chosen:
@@ -169,7 +181,7 @@ def check_covering_cases(
             continue
         answered.update(iterate_pairs(case))
         if complaint is not None:
-            failed.append((number, str(complaint), history))
+            failed.append((number, complaint, history))
         if len(failed) == MOST_FAILING:
             break
     asked = {pair for case in decoded for pair in iterate_pairs(case)}
@@ -198,7 +210,7 @@ def check_covering_cases(
     return CoveringResult(finding, rows)
 
 
-def _find_complaint(runner: CaseRunner, history: History, seed: int) -> Exception | None:
+def _find_complaint(runner: CaseRunner, history: History, seed: int) -> Unsupported | AuditRefutedError | None:
     """What is wrong with the answers to the case of ``history``, or its refusal; None if they are right."""
     try:
         runner.decode(history, seed)
@@ -214,7 +226,7 @@ def _find_complaint(runner: CaseRunner, history: History, seed: int) -> Exceptio
 
 
 def _reduce_failure(
-    runner: CaseRunner, offers: Offers, seed: int, failed: Sequence[tuple[int, str, History]]
+    runner: CaseRunner, offers: Offers, seed: int, failed: Sequence[tuple[int, AuditRefutedError, History]]
 ) -> tuple[str, Mapping[str, Any]]:
     """The complaint of the simplest failing case near the first one, and its history."""
     number, complaint, simplest = failed[0]
@@ -229,13 +241,15 @@ def _reduce_failure(
         found = _find_complaint(runner, history, seed + number)
         if found is None or isinstance(found, Unsupported):
             return False
-        complaint, simplest = str(found), history
+        complaint, simplest = found, history
         return True
 
     reduced = reduce_case(simplest.case, offers.values, offers.constraints, fails)
     steps = "; ".join(f"{number}. {step}" for number, step in enumerate(simplest.steps, start=1))
-    commands = simplest.requests[-1].get("curl", []) if simplest.requests else []
-    by_hand = f". By hand: {commands[0]}" if commands and len(commands[0]) <= LONGEST_COMMAND else ""
+    # of the step that the complaint is about, or the last one
+    asked = [each for each in simplest.requests if complaint.step in (0, each.get("step"))]
+    command = "; ".join(asked[-1].get("curl", [])) if asked else ""
+    by_hand = f". By hand: {command}" if 0 < len(command) <= LONGEST_COMMAND else ""
     text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}"
     return text, simplest.to_json()
 

@@ -121,7 +121,7 @@ def require_record_matches_lens(
     """
     point = judge.point
     trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, point)
-    count_answer_lengths_and_stops(judge.tally, record, prompts)
+    judge.tally.count_new_tokens(record.emitted)
     looked_at = range(len(prompts)) if rows is None else rows
     if len(looked_at) < len(prompts) and not is_decided_by_full_heads(point):
         raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
@@ -162,16 +162,6 @@ def extract_trajectories(
         )
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
-
-
-def count_answer_lengths_and_stops(
-    tally: Tally, record: Record, prompts: Sequence[Prompt], *, drawn: bool = False
-) -> None:
-    """Add the rows of one answer of ``generate`` to the counts of ``tally``."""
-    stopped = sum(reason == "stop token" for reason in record.stop)
-    tally.count_lengths_and_stops(
-        [len(prompt.tokens) for prompt in prompts], list(map(len, record.emitted)), stopped, drawn=drawn
-    )
 
 
 def _row_trajectory(

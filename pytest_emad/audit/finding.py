@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from emad_ref.errors import EmadError
 
 TIE_LIMIT = 0.01
-WINDOW_END = 8  # positions from the end of the window that still count as its end
 MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power
 
 
@@ -33,7 +32,7 @@ MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no po
 class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
 
-    ``live``: counts of the decoder's answers for this check (``Tally.live``), ``prompt_lengths`` as a sorted list.
+    ``live``: counts of the decoder's answers for this check (``Tally.live``).
     ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), if it has one.
     ``complaint``: of a failed check, ``detail`` without the counts; "" if it has none. ``cause``: the place in the code
     that made the complaint, ``module:line``, equal for complaints of one requirement; "" unknown.
@@ -44,7 +43,7 @@ class Finding:
     detail: str
     n: int
     ties: int
-    live: Mapping[str, int | list[int]] = field(default_factory=dict, compare=False)
+    live: Mapping[str, int] = field(default_factory=dict, compare=False)
     sample: Mapping[str, Any] | None = None
     complaint: str = field(default="", compare=False)
     cause: str = field(default="", compare=False)
@@ -66,11 +65,12 @@ def tie_share_limit_and_tolerance(tolerance: float, declared: float) -> tuple[fl
 class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
-    ``Finding.require`` raises it with the finding, for code that depends on a check.
+    ``Finding.require`` raises it with the finding, for code that depends on a check. ``step``: number of the step of a
+    history that it is about; 0: unknown.
     """
 
-    def __init__(self, complaint: str, finding: Finding | None = None):
-        self.finding = finding
+    def __init__(self, complaint: str, finding: Finding | None = None, step: int = 0):
+        self.finding, self.step = finding, step
         super().__init__(complaint)
 
 
@@ -92,20 +92,20 @@ def require_shape(what: str, array: NDArray[Any], shape: tuple[int, ...]) -> Non
 
 
 @contextmanager
-def prefix_raised_complaints(prefix: str) -> Iterator[None]:
-    """Put ``prefix`` before a complaint that is raised inside the block."""
+def prefix_raised_complaints(prefix: str, step: int = 0) -> Iterator[None]:
+    """Put ``prefix`` before a complaint that is raised inside the block, which is about ``step`` of a history."""
     try:
         yield
     except AuditRefutedError as complaint:
-        raise AuditRefutedError(f"{prefix}{complaint}") from complaint
+        raise AuditRefutedError(f"{prefix}{complaint}", step=complaint.step or step) from complaint
 
 
 @dataclass
 class Tally:
     """Counts of one check in progress; as a context manager it ends the check at the first complaint.
 
-    ``live`` counts the decoder's answers, by the names of ``report.tiers``; ``prompt_lengths`` holds the lengths of its
-    prompts. ``window``: positions of the model, 0 if unknown.
+    ``live`` counts the decoder's answers, by the names of ``report.tiers``. ``window``: positions of the model, 0 if
+    unknown.
     """
 
     check: str
@@ -122,24 +122,13 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     window: int = 0
     live: Counter[str] = field(default_factory=Counter)
-    prompt_lengths: set[int] = field(default_factory=set)
     roundings: list[float] = field(default_factory=list)  # tolerances at positions with larger measured rounding
 
-    def count_lengths_and_stops(
-        self, lengths: Sequence[int], new: Sequence[int], stopped: int, *, drawn: bool = False
-    ) -> None:
-        """Count one answered request: ``lengths`` of its prompts, numbers of ``new`` tokens, rows that ``stopped``.
-
-        ``drawn``: the tokens are samples.
-        """
-        self.prompt_lengths.update(lengths)
-        ends = [length + emitted for length, emitted in zip(lengths, new, strict=True)]
-        self.live["positions"] += sum(new)
-        self.live["ragged_rows"] += sum(length < max(lengths) for length in lengths)
-        self.live["stop_hits"] += stopped
-        self.live["samples"] += sum(new) if drawn else 0
-        self.live["window_ends"] += sum(end >= self.window - WINDOW_END for end in ends) if self.window else 0
-        self.live["rows_together"] = max(self.live["rows_together"], len(lengths))
+    def count_new_tokens(self, emitted: Iterable[Sized], *, drawn: bool = False) -> None:
+        """Count the rows ``emitted`` in one answer. ``drawn``: the tokens are samples."""
+        new = sum(map(len, emitted))
+        self.live["positions"] += new
+        self.live["samples"] += new if drawn else 0
 
     def tolerance_at_least_noise(self, tolerance: float, declared: float) -> float:
         """``tolerance``, raised to the noise that the decoder has ``declared``."""
@@ -169,10 +158,7 @@ class Tally:
         return False  # a crash of the decoder or of the lens propagates
 
     def to_finding(self) -> Finding:
-        live: dict[str, int | list[int]] = {name: count for name, count in self.live.items() if count}
-        if self.prompt_lengths:
-            live["prompt_lengths"] = sorted(self.prompt_lengths)
-        return replace(self._outcome(), live=live)
+        return replace(self._outcome(), live={name: count for name, count in self.live.items() if count})
 
     def _outcome(self) -> Finding:
         counts = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"

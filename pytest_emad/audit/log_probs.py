@@ -92,8 +92,7 @@ def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max
             agreeing += int((shown.ids[:, 0] == new.argmax(axis=-1)).sum())
         every = np.concatenate(divergence)
         tally.notes.append(f"KL {every.mean():.1e} nats, {every.max():.1e} at most; top-1 {agreeing} of {len(every)}")
-        lengths = [len(prompt.tokens) for prompt in prompts]
-        tally.count_lengths_and_stops(lengths, [max_new] * len(prompts), 0)
+        tally.count_new_tokens(shown.tokens for shown in rows)
     return tally.to_finding()
 
 

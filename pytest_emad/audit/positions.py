@@ -9,12 +9,13 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints
-from pytest_emad.audit.finding import WINDOW_END, Finding, Tally
+from pytest_emad.audit.finding import Finding, Tally
 from pytest_emad.audit.tolerances import find_first_excess
 from pytest_emad.audit.trajectory import DecoderUnderTest
 
 MAX_SHORT_LENGTH = 40  # tokens per row of a cheap audit of many rows
 EDGE_MARGIN = 4  # positions at most before the end of a buffer of 2ⁿ
+WINDOW_END = 8  # positions from the end of the window that still count as its end
 
 
 def draw_short_lengths(rng: np.random.Generator, rows: int, longest: int = MAX_SHORT_LENGTH) -> list[int]:

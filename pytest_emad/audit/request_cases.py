@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import SystemRandom
 from typing import Any
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt, Unsupported
-from emad_ref.record import Floats, Ints, Record
-from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
+from emad_ref.protocol import Decoder, GenerateArguments, Prompt, Unsupported
+from emad_ref.record import Floats, Ints, Record, StopReason, make_fixed_depth_record
+from pytest_emad.audit.decoding_checks import NO_STOP, extract_trajectories
 from pytest_emad.audit.dimensions import Case
-from pytest_emad.audit.finding import Tally, prefix_raised_complaints
+from pytest_emad.audit.finding import Tally
 from pytest_emad.audit.reference_logits import Lens
-from pytest_emad.audit.requests import AbortingStopTokens, require_answers_match_lens
+from pytest_emad.audit.requests import AbortingStopTokens, name_step, require_answers_match_lens
 from pytest_emad.audit.sampling import (
     CHANCE,
     LEVEL,
@@ -35,6 +35,7 @@ from pytest_emad.audit.sampling import (
     require_not_greedy,
     require_rounding_explains_draw_changes,
     require_rows_drawn_at_temperature,
+    require_temperatures,
     rounding_chance,
     rounding_chance_of_draws,
 )
@@ -63,10 +64,15 @@ NEIGHBOURS = {  # steps in words
 }
 BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
-ENDED_ROWS = 3  # rows that are also asked for without the case's stop set
+ENDED_ROWS = 2  # rows that are also asked for without the case's stop set
+ALIKE = 5  # rows at most that are asked for again, sent otherwise or under another seed
+SPECIAL = 2 / 5  # share of prompts that end in an id that a decoder may take for padding
+OPENING = 1 / 8  # share of prompts that begin with one
+LONGEST_RUN = 3  # times that such an id stands at the end of a prompt
 STOPS = 21  # ids of the largest stop set
 ID_BITS = (8, 16)  # bits of an id stored in one byte or two
 KEPT_LOGITS = 2**27  # of sampled rows, held at once
+SAME_SEED = ("equal", "between", "zero")  # values of ``seed`` with a second decoder under the same seed
 TEMPERATURES = {"0": 0.0, "0.07": 0.07, "just off 1": 1.03, "1": 1.0, "2": 2.0}
 LIKELY_CASES = 100  # of an array, among which the level of a test is divided
 OTHERWISE = ("sent otherwise", "alone")
@@ -80,7 +86,7 @@ class CaseBench:
     ``open_decoder(point, max_rows=…, temperature=…, seed=…)`` opens the decoder under test. ``own(point)`` makes the
     reference decoder, for as many rows. ``points``: the operating point by the values of ``point`` and ``ceiling``.
     ``draw_texts(rng, lengths)``: texts of these lengths. ``window``: positions that histories reach. ``tolerance``: in
-    logits and nats.
+    logits and nats. ``special``: ids of openings, ends and padding.
     """
 
     open_decoder: Callable[..., AbstractContextManager[Decoder]]
@@ -91,6 +97,7 @@ class CaseBench:
     vocabulary: int
     window: int
     tolerance: float
+    special: tuple[int, ...] = ()
 
     def point_of(self, case: Case) -> OperatingPoint:
         return self.points[case["point"], case["ceiling"]]
@@ -110,8 +117,7 @@ class CaseBench:
         texts = self.draw_texts(rng, lengths)
         for text in texts:
             self.begin_with_unseen_tokens(text)
-            # an end that a decoder may take for padding
-            text[-1] = (text[-1], text[-1], text[-1], 0, self.vocabulary - 1)[int(rng.integers(5))]
+            self._put_special_ids(text, rng)
         if kind == "equal" and rows > 1:
             texts[1] = texts[0].copy()
         if kind == "prefix" and rows > 1:
@@ -131,6 +137,14 @@ class CaseBench:
         unseen = np.random.default_rng(SystemRandom().getrandbits(64))
         count = min(UNSEEN, len(tokens) - 1)
         tokens[:count] = unseen.integers(0, self.vocabulary, count)
+
+    def _put_special_ids(self, text: Ints, rng: np.random.Generator) -> None:
+        """End or begin some texts with ids that a decoder may take for padding, or for an opening that it adds."""
+        ids, longest = (0, self.vocabulary - 1, *self.special), min(LONGEST_RUN, len(text))
+        if rng.random() < SPECIAL:
+            text[-int(rng.integers(1, longest + 1)) :] = ids[int(rng.integers(len(ids)))]
+        if rng.random() < OPENING:
+            text[0] = ids[int(rng.integers(len(ids)))]
 
     def open_offered(self, stack: ExitStack, kinds: Iterable[tuple[str, str]], max_rows: int) -> list[OpenedDecoder]:
         """Decoders at the points ``kinds`` (values of ``point`` and ``ceiling``) that exist and are not declined.
@@ -179,14 +193,12 @@ def make_sent_prompts(case: Case, prompts: Sequence[Prompt]) -> list[Prompt]:
     return [Prompt(each[::2]) for each in apart]
 
 
-def divide_request(
-    prompts: Sequence[Prompt], new: int, stop: frozenset[int]
-) -> list[tuple[list[Prompt], int, frozenset[int]]]:
+def divide_request(prompts: Sequence[Prompt], new: int, stop: frozenset[int]) -> list[GenerateArguments]:
     """Requests of one and of two of ``prompts`` in turn, with limits and stop sets that one may not take from another.
 
     Two equal prompts stay apart, so the first and second request always differ in both.
     """
-    requests = list[tuple[list[Prompt], int, frozenset[int]]]()
+    requests = list[GenerateArguments]()
     first = 0
     while first < len(prompts):
         number = len(requests)
@@ -194,6 +206,24 @@ def divide_request(
         requests.append((rows, max(1, new - number % 3), NO_STOP if number % 2 else stop))
         first += len(rows)
     return requests
+
+
+def make_streamed_record(
+    prompts: Sequence[Prompt], emitted: Sequence[Ints], stop: frozenset[int], point: OperatingPoint
+) -> Record:
+    """The record that a stream leaves out, at a ``point`` of fixed depth."""
+    reasons: list[StopReason] = ["stop token" if stop & {*tokens[-1:].tolist()} else "length" for tokens in emitted]
+    return make_fixed_depth_record([prompt.tokens for prompt in prompts], emitted, reasons, point.ceiling)
+
+
+def take_first_rows(requests: Iterable[GenerateArguments], rows: int) -> list[GenerateArguments]:
+    """The first ``rows`` rows of ``requests``, each in its place of its request."""
+    taken = list[GenerateArguments]()
+    for prompts, new, stop in requests:
+        if rows > 0:
+            taken.append((list(prompts[:rows]), new, stop))
+            rows -= len(prompts)
+    return taken
 
 
 def draw_similar_ids(emitted: Sequence[int], others: Sequence[int]) -> list[int]:
@@ -227,13 +257,15 @@ class OpenedDecoder:
 class RequestAnswer:
     """A request and its answer by ``by``, in step number ``step`` of a history.
 
-    ``judges_draws``: its rows share no random numbers with other answers.
+    ``judges_draws``: no other answer draws its rows by the same random numbers, but for rows of the same number, of
+    which one is judged. ``streamed``: the record is made of streamed tokens, and counts no work.
     """
 
     by: OpenedDecoder
     request: AnsweredRequest
     step: int
     judges_draws: bool = False
+    streamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,7 +314,8 @@ class History:
         ends = f", {len(stop)} stop ids" if stop else ""
         self.steps.append(f"{whose}{call} {new} new tokens after prompts of {lengths} tokens{ends}")
         tokens = [prompt.tokens.tolist() for prompt in prompts]
-        request: dict[str, Any] = {"call": call, "prompts": tokens, "max_new": new, "stop": sorted(stop)}
+        request: dict[str, Any] = {"step": len(self.steps), "call": call, "prompts": tokens, "max_new": new}
+        request["stop"] = sorted(stop)
         if (command := getattr(by.decoder, "curl_command", None)) is not None:
             request["curl"] = [command(each, row, new, stop, call == "stream") for row, each in enumerate(prompts)]
         self.requests.append(request)
@@ -320,7 +353,7 @@ class RequestCases:
 
             by = opened(0 if case["seed"] == "zero" else own_seed)
             with make_neighbours(bench, self.tally, history, by, prompts, rng) as act:
-                stop, emitted = self._choose_stops(history, by, prompts, new, rng)
+                stop, emitted, ended = self._choose_stops(history, by, prompts, new, rng)
                 if case["prompt"] in ("equal", "prefix"):
                     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
                     self._ask(history, by, [self._earlier_prompt(case, longest, rng)], 1, NO_STOP)
@@ -331,7 +364,7 @@ class RequestCases:
                 if temperature:
                     self._compare_seeds(history, opened, by)
                 if stop:  # a remembered set ends this request, too
-                    self._ask(history, by, prompts[:2], new, NO_STOP)
+                    self._ask(history, by, [ended], new, NO_STOP)
 
     def _earlier_prompt(self, case: Case, prompt: Prompt, rng: np.random.Generator) -> Prompt:
         """The prompt of an earlier request: equal to ``prompt``, longer by a few tokens, or with another end."""
@@ -343,27 +376,28 @@ class RequestCases:
 
     def _choose_stops(
         self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, rng: np.random.Generator
-    ) -> tuple[frozenset[int], list[list[int]]]:
-        """The case's stop set, and the tokens that choose it: those of the first rows without one."""
+    ) -> tuple[frozenset[int], list[list[int]], Prompt]:
+        """The case's stop set, the tokens of the first rows without one, and the prompt that it is chosen for."""
         kind = history.case["stops"]
         if kind == "none":
-            return NO_STOP, []
+            return NO_STOP, [], prompts[0]
         few = prompts[:ENDED_ROWS]
         emitted = [tokens.tolist() for tokens in self._ask(history, by, few, new, NO_STOP).emitted]
         everything = {token for tokens in emitted for token in tokens}
-        row = emitted[int(rng.integers(len(emitted)))]
+        number = int(rng.integers(len(emitted)))
+        row, prompt = emitted[number], few[number]
         ending = row[int(rng.integers(len(row)))]
         if kind == "in the prompt":
             idle = sorted({token for prompt in few for token in prompt.tokens.tolist()} - everything)
-            return frozenset(idle[:2] or [ending]), emitted
+            return frozenset(idle[:2] or [ending]), emitted, prompt
         if kind == "21":
             others = [token for token in range(self.bench.vocabulary) if token not in everything]
             # ids below and above the one that ends a row: a set that keeps its smallest or largest ids loses it
             below, above = ([token for token in others if (token < ending) is side] for side in (True, False))
             ids = [ending, *draw_similar_ids(row[: row.index(ending)], others)]
             ids += [*(below if rng.integers(2) else above), *others]
-            return frozenset(list(dict.fromkeys(ids))[:STOPS]), emitted
-        return frozenset([row[0] if kind == "first" else ending]), emitted
+            return frozenset(list(dict.fromkeys(ids))[:STOPS]), emitted, prompt
+        return frozenset([row[0] if kind == "first" else ending]), emitted, prompt
 
     def _compare_ended_rows(self, history: History, emitted: Sequence[Sequence[int]]) -> None:
         """The first rows of the last request must draw the tokens ``emitted`` without a stop set, up to their ends."""
@@ -430,61 +464,66 @@ class RequestCases:
                 history.same.append(SameTokens("row 0, beside others or later", by, prompts[0], *tokens))
             return
         method = {"stream": "token_arrivals", "at once": "generate_at_once"}[call]
-        send = getattr(by.decoder, method, None)
-        if send is None:
+        ask = getattr(by.decoder, method, None)
+        if ask is None:
             raise Unsupported(f"the decoder has no {method}")
         if call == "at once" and len(prompts) == 1:
             prompts = [*prompts, *prompts]
         # a stream's rows draw as those of one request
         requests = [(list(prompts), new, stop)] if call == "stream" else divide_request(prompts, new, stop)
-        separate = [self._ask(history, by, *request, judges_draws=call == "stream") for request in requests]
+        # the lens judges all answers; draws are compared with those of whole answers, too, and exits with their depths
+        depths_untold = call == "stream" and not by.point.has_fixed_depth
+        draws_untold = by.temperature and history.case["seed"] not in SAME_SEED
+        whole = requests if depths_untold else take_first_rows(requests, ALIKE if draws_untold else 0)
+        separate = [self._ask(history, by, *request, judges_draws=call == "stream") for request in whole]
         history.add_request(by, call, prompts, new, stop)
         sent = [(make_sent_prompts(history.case, rows), limit, ends) for rows, limit, ends in requests]
         if call == "stream":
-            found = [each.tokens.tolist() for each in send(*sent[0], True)]
+            found = [each.tokens for each in ask(*sent[0], True)]
             self.tally.live["streamed_tokens"] += sum(map(len, found))
+            records = [make_streamed_record(prompts, found, stop, by.point)] if by.point.has_fixed_depth else []
         else:
-            records = send(sent, min(AT_ONCE, len(sent)))
+            records = ask(sent, min(AT_ONCE, len(sent)))
             self.tally.require(len(records) == len(sent), f"{len(records)} answers to {len(sent)} requests (at once)")
-            found = [tokens.tolist() for record in records for tokens in record.emitted]
+            found = [tokens for record in records for tokens in record.emitted]
             self.tally.live["requests_at_once"] += len(records)
-            history.answers += [
-                RequestAnswer(by, AnsweredRequest(*request, copy.deepcopy(record)), len(history.steps))
-                for request, record in zip(requests, records, strict=True)
-            ]
+            self.tally.live["samples_at_once"] += sum(map(len, found)) if by.temperature else 0
+        self.tally.require(len(found) == len(prompts), f"{len(found)} rows of answers to {len(prompts)} rows ({call})")
+        for request, record in zip(requests, records, strict=False):  # a stream with exits has no record
+            answer = AnsweredRequest(*request, copy.deepcopy(record))
+            history.answers.append(RequestAnswer(by, answer, len(history.steps), True, call == "stream"))
         overwrite_arrays(history.case, (prompt.tokens for rows, *_ in sent for prompt in rows))
         wanted = [tokens.tolist() for record in separate for tokens in record.emitted]
-        self.tally.require(len(found) == len(wanted), f"{len(found)} rows of answers to {len(wanted)} rows ({call})")
-        for row, (prompt, tokens, expected) in enumerate(zip(prompts, found, wanted, strict=True)):
+        for row, (prompt, tokens, expected) in enumerate(zip(prompts, found, wanted, strict=False)):
             what = f"row {row}, {'streamed' if call == 'stream' else 'at once with others'}"
-            history.same.append(SameTokens(what, by, prompt, tokens, expected))
+            history.same.append(SameTokens(what, by, prompt, tokens.tolist(), expected))
 
     def _compare_seeds(self, history: History, opened: Callable[[int], OpenedDecoder], by: OpenedDecoder) -> None:
-        """Ask the last request of ``by`` again of a decoder opened under the same seed, or one apart by ``FAR_SEED``.
+        """Ask the last requests of ``by`` again of a decoder under the same seed, or one apart by ``FAR_SEED``.
 
-        Raises:
-            AuditRefutedError: other draws under the same seed, or the same under another.
+        It must draw the same tokens, or others. Of many rows it is asked for the first.
         """
-        kind = history.case["seed"]
-        first = next(answer.request for answer in reversed(history.answers) if answer.by is by)
-        before = [tokens.tolist() for tokens in first.record.emitted]
+        kind, step = history.case["seed"], max(answer.step for answer in history.answers if answer.by is by)
+        last = [answer.request for answer in history.answers if answer.by is by and answer.step == step]
+        first = take_first_rows(((each.prompts, each.max_new, each.stop) for each in last), ALIKE)
+        before = [tokens.tolist() for each in last for tokens in each.record.emitted]
+        prompts = [prompt for rows, *_ in first for prompt in rows]
 
-        def ask(seed: int) -> list[list[int]]:
-            sent, draws_anew = opened(seed), seed != by.seed
-            record = self._ask(history, sent, first.prompts, first.max_new, first.stop, judges_draws=draws_anew)
-            return [tokens.tolist() for tokens in record.emitted]
+        def ask(seed: int) -> tuple[OpenedDecoder, list[list[int]]]:
+            second = opened(seed)
+            records = [self._ask(history, second, *each, judges_draws=seed != by.seed) for each in first]
+            return second, [tokens.tolist() for record in records for tokens in record.emitted]
 
         if kind in ("apart", "between"):
             far = by.seed + (FAR_SEED if kind == "apart" else 1)
-            rows = zip(first.prompts, before, ask(far), strict=True)
+            rows = list(zip(prompts, before, ask(far)[1], strict=False))
             equal = [(prompt.tokens.tobytes(), tuple(one)) for prompt, one, found in rows if one == found]
-            history.equal_draws.append((by.seed, far, len(equal) == len(before), equal))
-        if kind == "apart":
-            return
-        for row, (one, found) in enumerate(zip(before, ask(by.seed), strict=True)):
-            at = first_difference(one, found)
-            drew = f"drew {found[at : at + 1]} as new token {at}, the first {one[at : at + 1]}"
-            self.tally.require(one == found, f"row {row}: a second decoder under seed {by.seed} {drew}")
+            history.equal_draws.append((by.seed, far, len(equal) == len(rows), equal))
+        if kind in SAME_SEED:
+            second, drawn = ask(by.seed)
+            for row, (prompt, one, found) in enumerate(zip(prompts, before, drawn, strict=False)):
+                what = f"row {row}, of a second decoder under seed {by.seed}"
+                history.same.append(SameTokens(what, second, prompt, found, one))
 
     # ------------------------------------------------------------ judging
 
@@ -499,17 +538,18 @@ class RequestCases:
         for what, returned, copied in history.returned:
             same = np.array_equal(returned, copied)
             self.tally.require(same, f"{what} have changed since they were returned: their memory is used again")
-        greedy: dict[int, tuple[Judge, list[RequestAnswer]]] = {}
+        greedy: dict[tuple[int, bool], tuple[Judge, list[RequestAnswer]]] = {}
         for answer in history.answers:
             judge = self.bench.make_judge(self.tally, answer.by.decoder, answer.by.point)
+            judge = replace(judge, counted=judge.counted and not answer.streamed)
             if answer.by.temperature or answer.by.point.schedule in APPROXIMATE:
-                with prefix_raised_complaints(f"step {answer.step}, "):
+                with name_step(answer.step):
                     self._judge_rows(history, judge, answer)
             else:
-                greedy.setdefault(id(answer.by), (judge, []))[1].append(answer)
+                greedy.setdefault((id(answer.by), answer.streamed), (judge, []))[1].append(answer)
         for judge, answers in greedy.values():
-            where = [f"step {answer.step}, " for answer in answers]
-            require_answers_match_lens(judge, [answer.request for answer in answers], where=where)
+            steps = [answer.step for answer in answers]
+            require_answers_match_lens(judge, [answer.request for answer in answers], steps=steps)
         self._judge_same_tokens(history)
         for seed, other, all_rows, rows in history.equal_draws:
             logs = [history.again.get(row, 0.0) for row in rows]
@@ -522,7 +562,7 @@ class RequestCases:
         """Judge the rows of an answer with draws, or with states that the lens does not know."""
         request, record, point = answer.request, answer.request.record, answer.by.point
         rows = extract_trajectories(self.tally, record, request.prompts, request.max_new, request.stop, point)
-        count_answer_lengths_and_stops(self.tally, record, request.prompts, drawn=answer.by.temperature > 0)
+        self.tally.count_new_tokens(record.emitted, drawn=answer.by.temperature > 0)
         if point.schedule in APPROXIMATE:
             shown = self._follow_reference_decoder(judge, answer, rows)
         else:
@@ -633,6 +673,7 @@ class RequestCases:
         """
         for temperature, rows in sorted(self._drawn.items()):
             require_rows_drawn_at_temperature(self.tally, rows, temperature, rng, noise)
+        require_temperatures(self.tally, self._drawn, noise)
         for temperature, chances in sorted(self._chances.items()):
             parted = self._parted[temperature]
             require_rounding_explains_draw_changes(self.tally, parted, chances, temperature, *OTHERWISE)

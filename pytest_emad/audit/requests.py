@@ -1,7 +1,7 @@
-"""Check requests as users send them: special tokens, requests at once, streamed answers. ``request_cases`` has more.
+"""Check what the cases of a covering array do not ask: temperatures at once, text, times and aborts of streams.
 
-Each check sends requests that a decoder may confuse, and compares every row of every answer with the lens: depths,
-signals and tokens, its end, and the work. No depth is forced. One pass of the lens serves rows with the same tokens.
+``request_cases`` has all else of requests. Greedy answers are compared with the lens, row by row: depths, signals and
+tokens, its end, and the work. One pass of the lens serves rows with the same tokens.
 """
 
 from __future__ import annotations
@@ -16,34 +16,27 @@ from itertools import pairwise
 
 import numpy as np
 
-from emad_ref.errors import BadArgument
 from emad_ref.protocol import Decoder, GenerateArguments, Prompt, TokenArrivals, Unsupported
 from emad_ref.record import Ints, Record
 from pytest_emad.audit.decoding_checks import (
     NO_STOP,
-    count_answer_lengths_and_stops,
     extract_trajectories,
     require_record_work,
 )
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, prefix_raised_complaints
+from pytest_emad.audit.finding import AuditRefutedError, Finding, Tally, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import ProbeReadoutWork
-from pytest_emad.audit.sampling import (
-    SampledAnswer,
-    require_rounding_explains_draw_changes,
-    require_unaffected_samples,
-    rounding_chance,
-)
+from pytest_emad.audit.sampling import require_rounding_explains_draw_changes, rounding_chance
 from pytest_emad.audit.spot_checks import AnsweredRequest
 from pytest_emad.audit.token_comparison import check_same_tokens, first_difference
 from pytest_emad.audit.tolerances import max_logit_error
 from pytest_emad.audit.trajectory import DecoderUnderTest, Judge, Trajectory
 
-AT_ONCE = (2, 8)  # requests at once
-SENT = 2  # times that each request is sent with others
+AT_ONCE, BESIDE = 8, 2  # requests at once, and those at other temperatures beside them
+STREAMS = (1, 2, 8)  # streams at once
 BESIDE_S, BESIDE_FACTOR = 60.0, 10.0  # how much longer greedy requests may take than simultaneous sampled ones
 COOLER = 2.0  # factor between temperatures in one batch
-OPEN_TOKENS = 20 * MIN_DISCRIMINATING  # least number of sampled tokens that are not certain
 ABORTED_NEW, ABORTED_AFTER = 64, 2  # new tokens of an aborted stream, and those that arrive before
+ABORTED_ROWS = 3  # rows that take the place of aborted ones
 REPLACEMENT = "\ufffd"  # replacement of an incomplete character
 SHOWN = 20  # most characters of a text in a complaint
 
@@ -61,11 +54,11 @@ def require_answers_match_lens(
     answers: Sequence[AnsweredRequest],
     session_rows: Sequence[Trajectory] = (),
     *,
-    where: Sequence[str] = (),
+    steps: Sequence[int] = (),
 ) -> None:
     """Require right rows of ``answers`` and of sessions (``session_rows``), with one lens pass per history.
 
-    ``where``: for each answer, the words before a complaint about it.
+    ``steps``: of each answer, the number of its step in a history, which a complaint names.
 
     Raises:
         AuditRefutedError: the first complaint.
@@ -75,10 +68,10 @@ def require_answers_match_lens(
     read = []
     for index, answer in enumerate(answers):
         request = answer.record, answer.prompts, answer.max_new, answer.stop
-        with prefix_raised_complaints(where[index] if where else ""):
+        with name_step(steps[index] if steps else 0):
             trajectories = extract_trajectories(judge.tally, *request, judge.point)
         read.append(trajectories)
-        count_answer_lengths_and_stops(judge.tally, answer.record, answer.prompts)
+        judge.tally.count_new_tokens(answer.record.emitted)
         rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
     readouts: list[dict[str, ProbeReadoutWork]] = [{} for _ in answers]
     rows += [(trajectory, None, -1) for trajectory in session_rows]
@@ -90,7 +83,7 @@ def require_answers_match_lens(
     rows.sort(key=lambda row: place[_prompt_of(row[0])])
     judge = judge.with_lens_prefetch(longest.values())
     for trajectory, emitted, index in rows:
-        with prefix_raised_complaints(where[index] if where and index >= 0 else ""):
+        with name_step(steps[index] if steps and index >= 0 else 0):
             reference = judge.require_trajectory_matches_lens(trajectory)
             if emitted is not None:
                 judge.require_tokens_are_argmax(trajectory, emitted, reference)
@@ -103,156 +96,91 @@ def require_answers_match_lens(
             )
 
 
+def name_step(step: int) -> AbstractContextManager[None]:
+    """Name ``step`` of a history in a complaint that is raised inside the block; 0: none."""
+    return prefix_raised_complaints(f"step {step}, " if step else "", step)
+
+
 def _prompt_of(trajectory: Trajectory) -> bytes:
     return trajectory.tokens[: trajectory.first + 1].tobytes()
-
-
-# ---------------------------------------------------------------- prompts with special tokens
-
-
-def check_special_tokens(
-    under_test: DecoderUnderTest, text: Ints, ids: Sequence[int], max_new: int, needed: int = MIN_DISCRIMINATING
-) -> Finding:
-    """Check prompts that begin or end with one or several of ``ids``, or hold one: alone, and in ragged requests.
-
-    A decoder that pads rows may mask a prompt's own tokens of the padding's id; one that adds or strips an opening
-    token may take the prompt's for its own. Discriminating are prompts whose answers differ from the answer to
-    ``text`` int64 [n], for which a decoder that drops the token mistakes them.
-    """
-    judge = Judge.for_check("special tokens", under_test, needed, judges_work=True)
-    with judge.tally:
-        plain, answers = answer_request(under_test.decoder, [Prompt(text)], max_new), list[AnsweredRequest]()
-        for id in ids:
-            one, three = np.full(1, id), np.full(3, id)
-            parts = [(text, one), (text, three), (one, text), (three, text), (text[:2], one, text[2:])]
-            prompts = [Prompt(text), *(Prompt(np.concatenate(each)) for each in parts)]
-            answers += [
-                answer_request(under_test.decoder, rows, max_new) for rows in (prompts, *([p] for p in prompts))
-            ]
-            wanted = plain.record.emitted[0].tolist()
-            judge.tally.discriminating += sum(
-                row.tolist() != wanted for row in answers[-len(prompts) - 1].record.emitted
-            )
-        require_answers_match_lens(judge, [plain, *answers])
-    return judge.tally.to_finding()
 
 
 # ---------------------------------------------------------------- requests at once, and streamed ones
 
 
-def check_simultaneous_requests(
-    under_test: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    rng: np.random.Generator,
-    at_once: Sequence[int] = AT_ONCE,
-) -> Finding:
-    """Check that a request sent at the same time as others, from its own thread, gets the same tokens as alone.
-
-    The requests differ in length, ``max_new`` and stop set. Alone they are compared with the lens. Then each is sent
-    twice in random order, for each number of ``at_once``; the two longest follow requests that share their first half.
-    A difference from the answer alone must be a tie. Discriminating are requests with other tokens than the next.
-
-    Raises:
-        Unsupported: the decoder takes one request at a time.
-        BadArgument: ``max_new`` below 3, or fewer than two prompts.
-    """
-    decoder = under_test.decoder
-    if max_new < 3 or len(prompts) < 2:
-        raise BadArgument("max_new, prompts", (max_new, len(prompts)), "at least 3 new tokens of 2 prompts")
-    ask = getattr(decoder, "generate_at_once", None)
-    if ask is None:
-        raise Unsupported("the decoder takes one request at a time")
-    judge = Judge.for_check("requests at once", under_test)
-    with judge.tally:
-        requests = _various_requests(decoder, prompts, max_new)
-        alone = [answer_request(decoder, *request) for request in requests]
-        require_answers_match_lens(judge, alone)
-        for threads in at_once:
-            chosen = [at for _ in range(SENT) for at in _sending_order(len(requests), rng)]
-            with _refuted_by_errors(f"{threads} requests at once"):
-                records = ask([requests[at] for at in chosen], threads)
-            judge.tally.require(
-                len(records) == len(chosen), f"{len(records)} answers to {len(chosen)} requests, {threads} at once"
-            )
-            for at, record in zip(chosen, records, strict=True):
-                _judge_beside_others(judge, alone[at], record, f"{threads} requests at once, request {at}")
-        emitted = [answer.record.emitted[0].tolist() for answer in alone]
-        judge.tally.discriminating += sum(one != other for one, other in pairwise(emitted))
-    return judge.tally.to_finding()
-
-
-def check_simultaneous_samples(
-    open_sampled: Callable[[int, float], AbstractContextManager[Decoder]],
-    seeds: Sequence[int],
+def check_temperatures_at_once(
+    open_sampled: Callable[[float], AbstractContextManager[Decoder]],
     greedy: DecoderUnderTest,
     prompts: Sequence[Prompt],
     max_new: int,
     temperature: float,
-    rng: np.random.Generator,
-    *,
-    needed: int = OPEN_TOKENS,
 ) -> Finding:
-    """Check that simultaneous sampled requests draw the same tokens as alone, from the stated distribution.
+    """Check that simultaneous requests at several temperatures get the same tokens as each alone.
 
-    ``open_sampled``: a decoder under a seed, at a temperature > 0. Request i holds all ``prompts``, the i-th first.
-    Under the first of ``seeds`` each is answered alone, then together with the others for each number of ``AT_ONCE``;
-    under other seeds only together. Meanwhile ``greedy`` answers the same requests, and must emit the same tokens as
-    alone. So must, under the first seed, a decoder at ``temperature`` / ``COOLER``, whose rows share batches with
-    hotter ones.
+    Each of ``prompts`` and the next one are a request. ``AT_ONCE`` requests at ``temperature`` are sent at once, beside
+    greedy ones and some at ``temperature`` / ``COOLER``, which share the server's batches. ``open_sampled`` opens a
+    decoder at a temperature, each time under the same seed. Discriminating are rows whose draws differ from the greedy
+    tokens. ``request_cases`` tests the distribution of draws at once.
 
     Raises:
         Unsupported: the decoder takes one request at a time, or none at a temperature.
     """
-    judge = Judge.for_check("sampled at once", greedy, needed)
-    turned = [[*prompts[first:], *prompts[:first]] for first in range(len(prompts))]
-    order = [*range(len(turned))] * SENT
-    requests: list[GenerateArguments] = [(turned[at], max_new, NO_STOP) for at in order]
-    alone: dict[float, list[SampledAnswer]] = {temperature: [], temperature / COOLER: []}
-    beside: dict[float, list[SampledAnswer]] = {each: [] for each in alone}
+    judge = Judge.for_check("temperatures at once", greedy)
+    tally, noise = judge.tally, max_logit_error(judge.point, judge.tolerance)
+    requests: list[GenerateArguments] = [
+        (list(pair), max_new, NO_STOP) for pair in zip(prompts, [*prompts[1:], *prompts[:1]], strict=True)
+    ]
+    sent = (requests * AT_ONCE)[: max(AT_ONCE, len(requests))]
+    with tally, ExitStack() as stack:
+        hot, cooler = (stack.enter_context(open_sampled(each)) for each in (temperature, temperature / COOLER))
+        if getattr(hot, "generate_at_once", None) is None:
+            raise Unsupported("the decoder takes one request at a time")
+        alone = [[answer_request(decoder, *each) for each in requests] for decoder in (hot, cooler, greedy.decoder)]
+        require_answers_match_lens(judge, alone[-1])
+        with (
+            _refuted_by_errors(f"{AT_ONCE} sampled requests at once"),
+            _answered_beside([cooler, greedy.decoder], sent) as beside,
+        ):
+            records = list(hot.generate_at_once(sent, AT_ONCE))  # type: ignore[attr-defined]
+        found = [records, *beside]
+        answered = [len(records) for records in found]
+        tally.require({*answered} == {len(sent)}, f"{answered} answers to {len(sent)} requests each")
+        for number, record in enumerate(found[-1]):
+            name = f"greedy request {number} beside {AT_ONCE} sampled ones"
+            _judge_beside_others(judge, alone[-1][number % len(requests)], record, name)
+        for asked, wanted, records in zip((temperature, temperature / COOLER), alone, found, strict=False):
+            _require_same_draws(tally, wanted, records, asked, noise)
+        tally.discriminating += sum(
+            one.tolist() != other.tolist()
+            for drawn, certain in zip(alone[0], alone[-1], strict=True)
+            for one, other in zip(drawn.record.emitted, certain.record.emitted, strict=True)
+        )
+    return tally.to_finding()
 
-    def sampled(seed: int, records: Iterable[Record], numbers: Sequence[int]) -> list[SampledAnswer]:
-        return [SampledAnswer(at, seed, turned[at], record) for at, record in zip(numbers, records, strict=True)]
 
-    with judge.tally:
-        certain = [answer_request(greedy.decoder, rows, max_new) for rows in turned]
-        require_answers_match_lens(judge, certain)
-        for seed in seeds:
-            first = seed == seeds[0]
-            with ExitStack() as stack:
-                opened = {
-                    each: stack.enter_context(open_sampled(seed, each)) for each in (alone if first else [temperature])
-                }
-                if first:
-                    for each, decoder in opened.items():
-                        records = [decoder.generate(rows, max_new, NO_STOP) for rows in turned]
-                        alone[each] += sampled(seed, records, range(len(turned)))
-                hot, *cooler = opened.values()
-                for threads in AT_ONCE if first else AT_ONCE[-1:]:
-                    with (
-                        _refuted_by_errors(f"{threads} sampled requests at once"),
-                        _answered_beside([greedy.decoder, *cooler], requests) as (greedy_records, *cooler_records),
-                    ):
-                        records = list(hot.generate_at_once(requests, threads))  # type: ignore[attr-defined]
-                    answered = [len(each) for each in (records, greedy_records, *cooler_records)]
-                    judge.tally.require(
-                        {*answered} == {len(requests)}, f"{answered} answers to {len(requests)} requests each"
-                    )
-                    for at, record in zip(order, greedy_records, strict=True):
-                        name = f"greedy request {at} beside {threads} sampled ones"
-                        _judge_beside_others(judge, certain[at], record, name)
-                    for each, found in zip(opened, (records, *cooler_records), strict=True):
-                        beside[each] += sampled(seed, found, order)
-        for each in alone:
-            require_unaffected_samples(judge, alone[each], beside[each], max_new, each, rng)
-    return judge.tally.to_finding()
+def _require_same_draws(
+    tally: Tally, alone: Sequence[AnsweredRequest], records: Sequence[Record], temperature: float, noise: float
+) -> None:
+    """Require that ``records``, the answers to ``alone`` in turn, draw the same tokens, up to ``noise`` of a logit."""
+    parted, chances = list[str](), list[float]()
+    for number, record in enumerate(records):
+        wanted = alone[number % len(alone)]
+        tally.count_new_tokens(record.emitted, drawn=True)
+        tally.live["samples_at_once"] += sum(map(len, record.emitted))
+        tally.n += sum(map(len, record.emitted))
+        for row, (tokens, expected) in enumerate(zip(record.emitted, wanted.record.emitted, strict=True)):
+            chances.append(rounding_chance(noise / temperature, wanted.max_new))
+            if not np.array_equal(tokens, expected):
+                at = first_difference(tokens.tolist(), expected.tolist())
+                parted.append(f"row {row} of request {number}, from new token {at} on")
+    require_rounding_explains_draw_changes(tally, parted, chances, temperature, "of requests at once", "alone")
 
 
 @contextmanager
 def _answered_beside(
     decoders: Sequence[Decoder], requests: Sequence[GenerateArguments]
 ) -> Iterator[list[list[Record]]]:
-    """Inside the block, a thread sends ``requests`` to each of ``decoders``, two at once; then the lists hold answers.
+    """Inside the block, a thread sends ``requests`` to each of ``decoders``, two at once; the lists hold the answers.
 
     Raises AuditRefutedError for an error, or far more time than the block.
     """
@@ -260,7 +188,7 @@ def _answered_beside(
 
     def work(decoder: Decoder, records: list[Record]) -> None:
         try:
-            records.extend(decoder.generate_at_once(requests, AT_ONCE[0]))  # type: ignore[attr-defined]
+            records.extend(decoder.generate_at_once(requests, BESIDE))  # type: ignore[attr-defined]
         except Exception as error:  # raised below, in the caller's thread
             errors.append(error)
 
@@ -276,30 +204,6 @@ def _answered_beside(
         raise AuditRefutedError(f"requests beside sampled ones: no answer within {seconds:.0f} s")
     if errors:
         raise errors[0]
-
-
-def _various_requests(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> list[GenerateArguments]:
-    """A request for each prompt, the longest first; one with the same first half precedes each of the first two."""
-    longest = sorted(prompts, key=lambda prompt: -len(prompt.tokens))
-    rows = []
-    for prompt, other in zip(longest[:2], longest[1::-1], strict=True):
-        half, length = prompt.tokens[: len(prompt.tokens) // 2], len(prompt.tokens)
-        rows += [Prompt(np.resize(np.concatenate([half, other.tokens[::-1]]), length)), prompt]
-    rows += longest[2:]
-    requests: list[GenerateArguments] = []
-    for at, prompt in enumerate(rows):
-        new, stop = max_new - at % 3, frozenset[int]()
-        if at % 3 == 1:
-            emitted = decoder.generate([prompt], new, stop).emitted[0]
-            stop = frozenset({int(emitted[len(emitted) // 2])})
-        requests.append(([prompt], new, stop))
-    return requests
-
-
-def _sending_order(count: int, rng: np.random.Generator) -> list[int]:
-    """``range(count)`` shuffled, in which 0 and 1, and 2 and 3, stay neighbours."""
-    units = [[0, 1], [2, 3], *([at] for at in range(4, count))]
-    return [at for unit in rng.permutation(len(units)) for at in units[unit]]
 
 
 @contextmanager
@@ -320,7 +224,7 @@ def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, n
         extract_trajectories(judge.tally, record, beside.prompts, beside.max_new, beside.stop, judge.point)
     same = [one.tolist() for one in record.emitted] == [one.tolist() for one in alone.record.emitted]
     if same:
-        count_answer_lengths_and_stops(judge.tally, record, beside.prompts)
+        judge.tally.count_new_tokens(record.emitted)
     else:
         with prefix_raised_complaints(f"{name}: other tokens than alone; "):
             require_answers_match_lens(judge, [beside])  # passes if both are the argmax up to the tolerance
@@ -328,7 +232,7 @@ def _judge_beside_others(judge: Judge, alone: AnsweredRequest, record: Record, n
 
 
 def check_and_time_streams(
-    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = (1, *AT_ONCE)
+    under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, at_once: Sequence[int] = STREAMS
 ) -> tuple[Finding, dict[int, list[TokenArrivals]]]:
     """Check that streamed tokens and text equal whole answers, with each of ``at_once`` simultaneous requests.
 
@@ -359,8 +263,8 @@ def check_and_time_streams(
             _judge_arrivals(judge, prompts[row], whole[row], emitted[row], f"row {row}, unstreamed")
         for count in at_once:
             arrivals[count] = []
-            for first in [*range(0, len(prompts), count)] * SENT:
-                chosen = [*rows, *rows][first : first + count]
+            for first in range(0, len(prompts), count):
+                chosen = [row % len(prompts) for row in range(first, first + count)]
                 with _refuted_by_errors(f"rows {chosen}, {count} streams at once"):
                     streamed = ask([prompts[row] for row in chosen], max_new, NO_STOP, True)
                 judge.tally.require(len(streamed) == len(chosen), f"{len(streamed)} streams for {len(chosen)} prompts")
@@ -379,53 +283,11 @@ def check_and_time_streams(
     return judge.tally.to_finding(), arrivals
 
 
-def check_sampled_streams(
-    open_sampled: Callable[[int], AbstractContextManager[Decoder]],
-    seeds: Sequence[int],
-    greedy: DecoderUnderTest,
-    prompts: Sequence[Prompt],
-    max_new: int,
-    temperature: float,
-) -> Finding:
-    """Check that a sampled stream draws the same tokens as the whole answer under the same seed.
-
-    ``open_sampled``: as in ``check_simultaneous_samples``. Each prompt is its request's first row, so that both draw by
-    one seed. Discriminating are answers that differ from those of the seed before.
-
-    Raises:
-        Unsupported: the decoder streams nothing, or nothing at a temperature.
-    """
-    judge = Judge.for_check("sampled streams", greedy)
-    parted, drawn, rows = list[str](), list[list[int]](), len(seeds) * len(prompts)
-    with judge.tally:
-        for seed in seeds:
-            with open_sampled(seed) as decoder:
-                for row, prompt in enumerate(prompts):
-                    whole = decoder.generate([prompt], max_new, NO_STOP).emitted[0].tolist()
-                    with _refuted_by_errors(f"row {row}, streamed at temperature {temperature:.2f}"):
-                        (found,) = decoder.token_arrivals([prompt], max_new, NO_STOP, True)  # type: ignore[attr-defined]
-                    streamed = found.tokens.tolist()
-                    if streamed != whole:
-                        at = first_difference(streamed, whole)
-                        parted.append(f"row {row} under seed {seed}, from new token {at} on")
-                    drawn.append(whole)
-                    judge.tally.live["streamed_tokens"] += len(streamed)
-        of_next_seed = drawn[len(prompts) :]
-        judge.tally.discriminating += sum(one != other for one, other in zip(drawn, of_next_seed, strict=False))
-        judge.tally.n += rows * max_new
-        noise = max_logit_error(judge.point, judge.tolerance)
-        chances = [rounding_chance(noise / temperature, max_new)] * rows
-        require_rounding_explains_draw_changes(
-            judge.tally, parted, chances, temperature, "streamed", "in whole answers"
-        )
-    return judge.tally.to_finding()
-
-
 def _judge_after_abort(
     judge: Judge, decoder: Decoder, prompts: Sequence[Prompt], max_new: int, emitted: Sequence[Ints]
 ) -> None:
-    """Abort a stream, then require whole and streamed answers as before. Each row takes the place of an aborted one,
-    and again follows an aborted stream of the same request, whose beginning a decoder may have kept.
+    """Abort a stream, then require whole and streamed answers as before. Some rows take the place of an aborted one,
+    and again follow an aborted stream of the same request, whose beginning a decoder may have kept.
 
     Only for decoders that can close a stream (``abort_stream``). No stream requests more tokens than the window holds.
     """
@@ -434,7 +296,7 @@ def _judge_after_abort(
         judge.tally.notes.append("no stream was aborted: the decoder closes none")
         return
     window = judge.tally.window or sys.maxsize  # 0: unknown
-    for row, (before, prompt) in enumerate(zip([prompts[-1], *prompts], prompts, strict=False)):
+    for row, (before, prompt) in enumerate(zip([prompts[-1], *prompts], prompts[:ABORTED_ROWS], strict=False)):
         with _refuted_by_errors(f"row {row}, after an aborted stream"):
             abort(before, min(max(ABORTED_NEW, max_new), window - len(before.tokens)), ABORTED_AFTER)
             for streamed in (False, True):

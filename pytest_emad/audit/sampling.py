@@ -9,9 +9,6 @@ which many engines draw in other code. Greedy decoding crowds u towards 0, too h
 most ε in a logit changes the density of u by a factor within e^(±2ε/T), so the statistic uses the nearest frequencies
 in that range.
 
-A histogram does not show repetition. So the check first looks for rows that repeat against chance, or that differ under
-an equal seed. A repetition counts only if its probability is below ``CHANCE`` for all noise up to ε.
-
 A histogram does not show rare tokens either. Truncation or a penalty makes some ``events`` impossible or rare: a token
 beyond rank k, beyond a mass of 1 − ε, below a share of the best token's probability, or present in the row's last
 tokens, the row or its prompt. The check compares the tokens of each event with the probability m_t of each, given all
@@ -36,19 +33,17 @@ distribution.
 
 A slightly different temperature T′ changes u too little for ten bins. The likelihood ratio Π p_T′(token)/p_T(token)
 also has mean 1 under an honest decoder, and is the most powerful test of T against T′ (Neyman and Pearson). E is its
-mean over a few T′. Noise raises the mean of a factor to at most 1 + (e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is
-divided.
+mean over a few T′, of one temperature or of several by one factor. Noise raises the mean of a factor to at most 1 +
+(e^(2ε/T) − 1)·Σ|p_T′ − p_T|, by which it is divided.
 
-Rows that end early must not change the others: with the same seed and a stop set these draw the same tokens again. Nor
-may simultaneous requests. A row may diverge where rounding moved a probability; more diverging rows than that explains
-are refuted.
+Rows that are drawn again under one seed may diverge where rounding moved a probability; more diverging rows than that
+explains are refuted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 import numpy as np
 from scipy import stats
@@ -57,12 +52,11 @@ from scipy.special import log_softmax, logsumexp
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Bools, Floats, Ints, Record
-from pytest_emad.audit.decoding_checks import NO_STOP, count_answer_lengths_and_stops, extract_trajectories
+from pytest_emad.audit.decoding_checks import NO_STOP, extract_trajectories
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally
 from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens
-from pytest_emad.audit.token_comparison import first_difference
 from pytest_emad.audit.tolerances import FLOAT32_DRAW, max_logit_error
-from pytest_emad.audit.trajectory import Judge, Trajectory, emitted_logits
+from pytest_emad.audit.trajectory import Judge, emitted_logits
 
 BINS, EACH_BIN = 10, 8  # most bins of places, and least expected tokens in each
 CHANCE = 1e-6  # a coincidence with a smaller probability is refuted
@@ -164,55 +158,34 @@ def check_sampling(
     rng: np.random.Generator,
     tolerance: float,
     *,
-    ended: SampledRecord | None = None,
-    stop: frozenset[int] = frozenset(),
     needed: int = 20 * MIN_DISCRIMINATING,
 ) -> Finding:
-    """Check records of decoders at ``temperature`` > 0 on ``prompts``, without stop token; ``rng`` draws v.
+    """Check records of decoders at ``temperature`` > 0 on ``prompts``, each under another seed; ``rng`` draws v.
 
-    Rows of equal prompts must differ from one another, as must records of different seeds; those of one seed must be
-    equal. ``ended``: the record of a fresh decoder under one of those seeds, preferably the last, with ``stop``.
     Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
-    logits, raised to the noise in ``capabilities``.
+    logits, raised to the noise in ``capabilities``. ``request_cases`` compares seeds, and rows beside rows that end.
     """
     tally = Tally("sampling", needed)
-    remembering = PrefixCachingLens(
-        lens, kept=len(prompts)
-    )  # records of one seed follow one another, ``ended`` the last
+    remembering = PrefixCachingLens(lens, kept=len(prompts))  # rows of all records begin alike
     judge = Judge(tally, remembering, point, tally.tolerance_at_least_noise(tolerance, capabilities.logit_noise))
     with tally:
         rows = [row for one in records for row in _rows(judge, one, prompts, max_new)]
-        noise = max_logit_error(point, judge.tolerance)
-        require_not_greedy(tally, rows, temperature, noise)
-        _require_seeded(tally, rows, prompts, temperature, noise)
         tally.discriminating = _count_open(rows, temperature)
-        once = list({(row.seed, row.row): row for row in rows}.values())  # a repeated seed draws nothing new
-        _require_distributed(tally, once, temperature, rng, noise)
-        _require_rare_tokens(tally, once, temperature, rng, noise)
-        _require_own_numbers(tally, once, temperature, rng, noise)
-        if ended is not None:
-            disturbed = _rows(judge, ended, prompts, max_new, stop)
-            _require_undisturbed(tally, rows, disturbed, stop, noise / temperature)
+        require_rows_drawn_at_temperature(tally, rows, temperature, rng, max_logit_error(point, judge.tolerance))
     return tally.to_finding()
 
 
-def _rows(
-    judge: Judge, sampled: SampledRecord, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()
-) -> list[SampledRow]:
+def _rows(judge: Judge, sampled: SampledRecord, prompts: Sequence[Prompt], max_new: int) -> list[SampledRow]:
     """The rows of one record, with depths checked against the rule."""
     seed, record = sampled
-    trajectories = extract_trajectories(judge.tally, record, prompts, max_new, stop, judge.point)
-    count_answer_lengths_and_stops(judge.tally, record, prompts, drawn=True)
+    trajectories = extract_trajectories(judge.tally, record, prompts, max_new, NO_STOP, judge.point)
+    judge.tally.count_new_tokens(record.emitted, drawn=True)
     judge = judge.with_lens_prefetch(trajectories)
-    return [
-        _judged_row(judge, seed, row, trajectory, emitted, prompts[row])
-        for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True))
-    ]
-
-
-def _judged_row(judge: Judge, seed: int, row: int, trajectory: Trajectory, emitted: Ints, prompt: Prompt) -> SampledRow:
-    logits = emitted_logits(judge.require_trajectory_matches_lens(trajectory), trajectory)
-    return SampledRow(seed, row, emitted, logits, prompt.tokens)
+    rows = []
+    for row, (trajectory, emitted) in enumerate(zip(trajectories, record.emitted, strict=True)):
+        logits = emitted_logits(judge.require_trajectory_matches_lens(trajectory), trajectory)
+        rows.append(SampledRow(seed, row, emitted, logits, prompts[row].tokens))
+    return rows
 
 
 def _count_open(rows: Sequence[SampledRow], temperature: float) -> int:
@@ -250,41 +223,6 @@ def require_not_greedy(tally: Tally, rows: Sequence[SampledRow], temperature: fl
     )
 
 
-def _require_seeded(
-    tally: Tally, rows: Sequence[SampledRow], prompts: Sequence[Prompt], temperature: float, noise: float
-) -> None:
-    """Require that equal seeds repeat a row, and that other seeds and rows of equal prompts do not, beyond chance."""
-    first: dict[tuple[int, int], SampledRow] = {}
-    for row in rows:
-        before = first.setdefault((row.seed, row.row), row)
-        tally.require(
-            np.array_equal(before.emitted, row.emitted),
-            f"row {row.row}: seed {row.seed} drew other tokens the second time: {_difference_text(before, row)}",
-        )
-    for one, other in combinations(first.values(), 2):
-        if one.row != other.row and (
-            one.seed != other.seed or not np.array_equal(prompts[one.row].tokens, prompts[other.row].tokens)
-        ):
-            continue
-        if not np.array_equal(one.emitted, other.emitted):
-            continue
-        chance = log_chance_of_drawing_again(one, temperature, noise)
-        repeated = (
-            f"rows {one.row} and {other.row} of one batch drew the same {len(one.emitted)} tokens after the same prompt"
-            if one.seed == other.seed
-            else f"row {one.row}: seeds {one.seed} and {other.seed} drew the same {len(one.emitted)} tokens"
-        )
-        tally.require(chance >= np.log(CHANCE), f"{repeated}, which chance does once in {np.exp(-chance):.0e} times")
-
-
-def _difference_text(one: SampledRow, other: SampledRow) -> str:
-    """Text of the first difference of two rows of one length; "" for equal rows."""
-    at = first_difference(one.emitted.tolist(), other.emitted.tolist())
-    if at == len(one.emitted):
-        return ""
-    return f"new token {at} is {one.emitted[at]}, then {other.emitted[at]}"
-
-
 def _require_distributed(
     tally: Tally, rows: Sequence[SampledRow], temperature: float, rng: np.random.Generator, noise: float
 ) -> None:
@@ -297,7 +235,7 @@ def _require_distributed(
     _require_independent(
         tally, [pit_values_in_id_order(row, temperature, rng) for row in rows], temperature, noise, "id"
     )
-    _require_temperature(tally, rows, temperature, noise)
+    require_temperatures(tally, {temperature: rows}, noise)
 
 
 def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
@@ -383,8 +321,24 @@ def _are_near(places: Floats, others: Floats) -> Bools:
     return near
 
 
-def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: float, noise: float) -> None:
-    """Require that temperatures near the requested one do not explain the tokens far better."""
+def require_temperatures(tally: Tally, drawn: Mapping[float, Sequence[SampledRow]], noise: float) -> None:
+    """Require that temperatures near the requested ones do not explain the rows ``drawn`` at each far better.
+
+    One factor of all temperatures is tested: several temperatures together show less of it than one alone needs.
+    """
+    gain = sum((_log_likelihood_gains(rows, asked, noise) for asked, rows in drawn.items()), np.zeros(len(FACTORS)))
+    p_value = float(np.exp(-max(0.0, logsumexp(gain) - np.log(len(FACTORS)))))
+    tokens, likelier = sum(len(row.emitted) for rows in drawn.values() for row in rows), FACTORS[int(gain.argmax())]
+    asked, best = (", ".join(f"{factor * each:.2f}" for each in sorted(drawn)) for factor in (1.0, likelier))
+    tally.require(
+        p_value >= LEVEL,
+        f"{tokens} tokens are not drawn from softmax(logits / {asked}): temperature {best} explains them better, "
+        f"p = {p_value:.1g} by likelihood ratios",
+    )
+
+
+def _log_likelihood_gains(rows: Sequence[SampledRow], temperature: float, noise: float) -> Floats:
+    """[factors] log of the likelihood ratio of each factor of ``temperature``, lowered by what ``noise`` explains."""
     gain, spread = np.zeros(len(FACTORS)), np.expm1(_noise_exponent(noise, temperature))
     for row in rows:
         at, p = np.arange(len(row.emitted)), row.all_and_own_probabilities(temperature)[0]
@@ -393,13 +347,7 @@ def _require_temperature(tally: Tally, rows: Sequence[SampledRow], temperature: 
             other = log_softmax(row.logits / (factor * temperature), axis=-1)
             moved = np.abs(np.exp(other) - p).sum(axis=-1)
             gain[index] += (other[at, row.emitted] - own - np.log1p(spread * moved)).sum()
-    p_value = float(np.exp(-max(0.0, logsumexp(gain) - np.log(len(FACTORS)))))
-    best = FACTORS[int(gain.argmax())] * temperature
-    tally.require(
-        p_value >= LEVEL,
-        f"{sum(len(row.emitted) for row in rows)} tokens are not drawn from softmax(logits / {temperature:.2f}): "
-        f"temperature {best:.2f} explains them better, p = {p_value:.1g} by likelihood ratios",
-    )
+    return gain
 
 
 def _require_rare_tokens(
@@ -488,32 +436,6 @@ def rare_event_masks_and_probs(
     return events
 
 
-def _require_undisturbed(
-    tally: Tally, rows: Sequence[SampledRow], ended: Sequence[SampledRow], stop: frozenset[int], noise: float
-) -> None:
-    """Require that rows of ``ended`` draw the same tokens as without a stop, up to their own ends.
-
-    ``noise``: of a logit, at the temperature.
-    """
-    whole = {(row.seed, row.row): row for row in rows}
-    parted, chances, stopped = [], [], 0
-    for row in ended:
-        alone = whole[row.seed, row.row]
-        length = next((at + 1 for at, token in enumerate(alone.emitted) if int(token) in stop), len(alone.emitted))
-        stopped += length < len(alone.emitted)
-        if not np.array_equal(row.emitted, alone.emitted[:length]):
-            parted.append(row.row)
-        chances.append(rounding_chance(noise, length))
-    tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
-    p = _parting_chance(len(parted), chances)
-    early = [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
-    tally.require(
-        p >= LEVEL,
-        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {early} ended early: "
-        f"p = {p:.1g} that rounding moved so many draws",
-    )
-
-
 def rounding_chance(noise: float, length: int) -> float:
     """Largest probability that rounding changes a draw of a row; ``noise``: of a logit, at the temperature."""
     return min(1.0, SPREAD * 2 * noise * length)
@@ -536,53 +458,6 @@ def _parting_chance(parted: int, chances: Sequence[float]) -> float:
     if not chances or parted < sum(chances) + 1:
         return 1.0
     return float(stats.binom.sf(parted - 1, len(chances), np.mean(chances)))
-
-
-@dataclass(frozen=True)
-class SampledAnswer:
-    """The answer to request number ``at`` of those sent at once, drawn under ``seed``."""
-
-    at: int
-    seed: int
-    prompts: Sequence[Prompt]
-    record: Record
-
-
-def require_unaffected_samples(
-    judge: Judge,
-    alone: Sequence[SampledAnswer],
-    beside: Sequence[SampledAnswer],
-    max_new: int,
-    temperature: float,
-    rng: np.random.Generator,
-) -> None:
-    """Require that simultaneous requests draw the same as each ``alone``, and from the distribution.
-
-    Row r of two requests draws by the same numbers under one seed. So per seed the distribution tests use only row i of
-    request i; these rows are independent. Discriminating as in ``check_sampling``.
-    """
-    tally, noise = judge.tally, max_logit_error(judge.point, judge.tolerance)
-    own = {(one.seed, one.at): one.record.emitted for one in alone}
-    diagonal: dict[tuple[int, int], SampledRow] = {}
-    parted, compared = list[str](), 0
-    for one in beside:
-        trajectories = extract_trajectories(tally, one.record, one.prompts, max_new, NO_STOP, judge.point)
-        count_answer_lengths_and_stops(tally, one.record, one.prompts, drawn=True)
-        tally.live["samples_at_once"] += sum(map(len, one.record.emitted))
-        for row, (tokens, wanted) in enumerate(zip(one.record.emitted, own.get((one.seed, one.at), ()), strict=False)):
-            compared += 1
-            if not np.array_equal(tokens, wanted):
-                at = first_difference(tokens.tolist(), wanted.tolist())
-                parted.append(f"row {row} of request {one.at}, from new token {at} on")
-        if one.at < len(one.prompts) and (one.seed, one.at) not in diagonal:
-            diagonal[one.seed, one.at] = _judged_row(
-                judge, one.seed, one.at, trajectories[one.at], one.record.emitted[one.at], one.prompts[one.at]
-            )
-    chances = [rounding_chance(noise / temperature, max_new)] * compared
-    require_rounding_explains_draw_changes(tally, parted, chances, temperature, "of requests at once", "alone")
-    rows = list(diagonal.values())
-    tally.discriminating += _count_open(rows, temperature)
-    require_rows_drawn_at_temperature(tally, rows, temperature, rng, noise)
 
 
 def require_rows_drawn_at_temperature(
@@ -617,17 +492,6 @@ def require_rounding_explains_draw_changes(
         f"{len(parted)} of {len(chances)} rows {what} draw other tokens than {other} under the same seed at "
         f"temperature {temperature:.2f}: p = {p:.1g} that rounding moved so many draws; {'; '.join(parted[:3])}",
     )
-
-
-def choose_early_stop_tokens(emitted: Sequence[Ints]) -> frozenset[int]:
-    """A token from the first third of the first row, and one of the third row, both drawn by the fewest rows."""
-    token_sets = [set(tokens.tolist()) for tokens in emitted]
-
-    def rarest(tokens: Ints) -> int:
-        early: list[int] = tokens[: max(1, len(tokens) // 3)].tolist()
-        return min(early, key=lambda token: sum(token in row for row in token_sets))
-
-    return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 
 
 def pit_values_in_rank_order(row: SampledRow, temperature: float, rng: np.random.Generator) -> Floats:

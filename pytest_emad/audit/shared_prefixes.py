@@ -21,6 +21,7 @@ from pytest_emad.audit.trajectory import CheckedSession, DecoderUnderTest, Judge
 FED_TOKENS = 3  # tokens that a session is fed after a prompt, besides the requests of ``generate``
 MIN_PROMPT = 8  # tokens of a prompt that the others vary
 VARIATIONS = 23  # most variations of it, itself included
+ASKED_AGAIN = 6  # variations between two requests for the text itself, which keep it in a cache
 REPLACED = 4  # variations that replace the last token of a prefix cache's block, which its key may omit
 INSIDE = (3, 7, 10, 13)  # tokens back from that one to others replaced: at even and odd places
 LOW_BITS = 8  # least number of bits that agree in two ids: a key may hold a byte of each
@@ -42,7 +43,7 @@ def check_shared_prefixes(
     """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n].
 
     The prompts are the first ``variations`` of ``prompt_variations``, or those of ``swapped_half_variations``
-    (``halves``). Each is requested alone, in random order, right after a token of ``text``, from one array that is
+    (``halves``). Each is requested alone, in random order, soon after a token of ``text``, from one array that is
     overwritten between requests. Then all are requested together, then by simultaneous sessions, unless ``sessions`` is
     False. Discriminating are variations with other signals or tokens than ``text``: for the rest a cached answer for
     ``text`` is right.
@@ -57,7 +58,9 @@ def check_shared_prefixes(
     varied = swapped_half_variations(text, others) if halves else prompt_variations(text, others)[:variations]
     with judge.tally:
         answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
-        order = [ask for index in rng.permutation(len(varied)).tolist() for ask in ((0, 1), (index, max_new))]
+        order = [(index, max_new) for index in rng.permutation(len(varied)).tolist()]
+        for at in reversed(range(0, len(order), ASKED_AGAIN)):
+            order.insert(at, (0, 1))
         for index, new in order:
             tokens = varied[index]
             buffers[len(tokens)][:] = tokens
@@ -127,27 +130,23 @@ def swapped_half_variations(text: Ints, others: Ints) -> list[Ints]:
     return [*varied, *(each[: n - n // 8] for each in varied)]
 
 
-def check_nested_prompts(
-    under_test: DecoderUnderTest, texts: Sequence[Ints], max_new: int, rng: np.random.Generator
-) -> Finding:
-    """Check requests of ``NESTED`` beginnings of one text, of many lengths, for one new token and for ``max_new``.
+def check_nested_prompts(under_test: DecoderUnderTest, text: Ints, max_new: int, rng: np.random.Generator) -> Finding:
+    """Check a request of ``NESTED`` beginnings of one text, of many lengths, for one new token, then for ``max_new``.
 
     A prefix cache may share blocks that another row of the same request has not filled yet. It does so only while they
-    are new, and may recover with the next token. So no earlier prompt may begin as one of ``texts`` int64 [n], and each
-    text is used twice: for one token while it is new, then for ``max_new``. Rows come shortest first, longest first, or
-    in random order. Discriminating are beginnings with another next token than the next longer one.
+    are new, and may recover with the next token. So no earlier prompt may begin as ``text`` int64 [n], whose beginnings
+    are first asked for one token. Discriminating are beginnings with another next token than the next longer one.
     """
     judge = Judge.for_check("nested prompts", under_test, judges_work=True)
     with judge.tally:
-        answers = []
-        for at, text in enumerate(texts):
-            inner = rng.choice(np.arange(1, len(text)), min(NESTED, len(text)) - 1, replace=False)
-            rising = np.sort(np.append(inner, len(text)))
-            order = (rising, rising[::-1], rng.permutation(rising))[at % 3]
-            prompts = [Prompt(text[:length]) for length in order.tolist()]
-            answers += [answer_request(under_test.decoder, prompts, new) for new in (1, max_new)]
-            first = dict(zip(order.tolist(), (int(row[0]) for row in answers[-1].record.emitted), strict=True))
-            judge.tally.discriminating += sum(first[one] != first[other] for one, other in pairwise(rising.tolist()))
+        inner = rng.choice(np.arange(1, len(text)), min(NESTED, len(text)) - 1, replace=False)
+        order = rng.permutation(np.append(inner, len(text)))
+        prompts = [Prompt(text[:length]) for length in order.tolist()]
+        answers = [answer_request(under_test.decoder, prompts, new) for new in (1, max_new)]
+        first = {
+            len(prompt.tokens): int(row[0]) for prompt, row in zip(prompts, answers[-1].record.emitted, strict=True)
+        }
+        judge.tally.discriminating += sum(first[one] != first[other] for one, other in pairwise(sorted(first)))
         require_answers_match_lens(judge, answers)
     return judge.tally.to_finding()
 

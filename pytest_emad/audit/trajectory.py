@@ -386,7 +386,6 @@ class CheckedSession:
     def rollback(self, length: Ints) -> None:
         """Roll back to ``length`` [rows], and require the lengths and caps at that point."""
         self.session.rollback(length)
-        self.tally.live["rollbacks"] += len(self.rows)
         for row, row_length in zip(self.rows, length.tolist(), strict=True):
             del self.tokens[row][row_length:], self.steps[row][max(0, row_length - self.first[row]) :]
             self.first[row] = min(self.first[row], row_length)  # the next token is the first one decided
@@ -402,7 +401,6 @@ class CheckedSession:
         sent = np.array(indices, dtype=np.int64)
         self.session.drop(sent)
         sent.fill(0)  # a caller may use its array again
-        self.tally.live["dropped_rows"] += len(indices)
         self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
         self.require_state("after drop")
 

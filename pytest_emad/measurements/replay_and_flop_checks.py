@@ -145,6 +145,7 @@ class ReplayValidity:
             subject.stepper.vocabulary_size,
             subject.audited_window_size,
             subject.tolerance,
+            tuple(subject.special_tokens),
         )
 
     def _point_by_top2_gap(self, probing: OperatingPoint) -> OperatingPoint:

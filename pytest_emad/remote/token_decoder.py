@@ -27,7 +27,7 @@ from emad_ref.protocol import (
     TokenLogProbs,
     Unsupported,
 )
-from emad_ref.record import DECODE, PROMPT, Ints, Record, StopReason, TokenTable
+from emad_ref.record import Ints, Record, StopReason, make_fixed_depth_record
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ class TokenDecoder:
         completions = self.complete(rows, max_new, stop)
         if len(completions) != len(rows):
             raise BadArgument("complete", len(completions), f"one completion for each of {len(rows)} prompts")
-        return full_depth_record(rows, completions, self._layers)
+        reasons: list[StopReason] = ["stop token" if each.stopped else "length" for each in completions]
+        return make_fixed_depth_record(rows, [each.tokens for each in completions], reasons, self._layers)
 
     def synchronize(self) -> None:
         """Do nothing, since ``complete`` returns finished tokens."""
@@ -169,23 +170,3 @@ def run_concurrently(calls: Sequence[Callable[[], Result]], at_once: int) -> lis
     if errors:
         raise errors[min(errors)]
     return [results[at] for at in range(len(calls))]
-
-
-def full_depth_record(prompts: Sequence[Ints], completions: Sequence[Completion], layers: int) -> Record:
-    """Record of a decoder that runs all ``layers`` for each token. A prompt's last position is a step."""
-    columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # sequence, position, token, phase
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        fed = np.concatenate([prompt, completion.tokens[:-1]]).astype(np.int64)
-        position = np.arange(len(fed), dtype=np.int64)
-        phase = np.where(position < len(prompt) - 1, PROMPT, DECODE).astype(np.int64)
-        columns.append((np.full(len(fed), row, dtype=np.int64), position, fed, phase))
-    sequence, position, token, phase = (np.concatenate(column) for column in zip(*columns, strict=True))
-    depth, zeros = np.full(len(token), layers, dtype=np.int64), np.zeros(len(token), dtype=np.int64)
-    kept = np.ones(len(token), dtype=np.bool_)
-    stop: list[StopReason] = ["stop token" if each.stopped else "length" for each in completions]
-    return Record(
-        TokenTable(sequence, position, token, depth, depth.copy(), phase, zeros, kept),
-        np.empty((len(token), 0)),
-        [each.tokens for each in completions],
-        stop,
-    )

@@ -6,19 +6,15 @@ promises. A tier includes the tests and the promise of every tier in ``includes`
 
 A test counts as live if its audit passed. ``live_answer_counts_by_model`` adds up the decoder's answers in them:
 
-    pairs            of values of the dimensions of requests and sessions (``audit.dimensions``)
+    pairs            of values of the dimensions of requests and sessions (``audit.dimensions``): rows, lengths of
+                     prompts, places in the window, stop sets, rollbacks, drops and so on
     positions        new tokens of ``generate``, each compared with the lens
-    prompt_lengths   different lengths of prompts, the shortest a single token
-    window_ends      rows that end within the last positions of the model's window
-    ragged_rows      rows in a request with a longer prompt
-    rows_together    rows of the largest request
-    stop_hits        rows that a stop id ended
     samples          tokens drawn at a temperature above 0, if the decoder offers sampling at all
     streamed_tokens  tokens that were streamed, if the decoder streams
     requests_at_once simultaneous requests from separate threads, if the decoder takes them
     samples_at_once  tokens drawn in such requests, if the decoder offers both
     log_probs, prompt_log_probs   log-probabilities of new tokens and their rivals, and of prompt tokens
-    session_positions, rollbacks, dropped_rows   of sessions, in tokens and rows
+    session_positions  tokens of sessions
     forced_positions tokens fed to sessions at a depth chosen by the judge
 
 An undecided audit of pairs also counts ``unanswered_pairs``, with which a report is no proof.
@@ -26,6 +22,7 @@ An undecided audit of pairs also counts ``unanswered_pairs``, with which a repor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +43,10 @@ from pytest_emad.report.schema import Report
 
 STATED_CLAIM = "ENG-7"  # decides a decoder's statement of its own rule
 UNANSWERED_PAIRS = "unanswered_pairs"
-PROMPT_LENGTHS = "prompt_lengths"  # the only list among the counts
-MAXIMA = ("rows_together",)  # counts with a maximum; others are added up
+# Pairs of requests, and with those of sessions, that the least decoder of a tier offers: greedy, one request at a time,
+# sessions at full depth and one token a feed, without the largest batches, in a window too short for far places. A pair
+# of more that a decoder offers and does not answer leaves its audit undecided.
+LEAST_PAIRS, LEAST_SESSION_PAIRS = 516, 924
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class TierRequirements:
 
 _FULL_DEPTH = "suites/fidelity/test_full_depth.py::"
 _REQUESTS = "suites/invariants/test_requests.py::"
-_SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+_SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_at_temperatures_that_are_not_round"
 _STREAMS = f"{_REQUESTS}test_streamed_tokens_are_those_of_whole_answers"
 _AT_ONCE = f"{_REQUESTS}test_requests_at_once_get_the_answers_that_each_gets_alone"
 _PAIRS = "suites/invariants/test_pairs.py::test_every_pair_of_values_is_asked_and_answered"
@@ -78,7 +77,7 @@ TIERS: dict[str, TierRequirements] = {
         (
             (f"{_FULL_DEPTH}test_without_exits_tokens_are_the_models_own_greedy_continuation", ""),
             (f"{_FULL_DEPTH}test_declared_noise_is_what_rounding_can_honestly_need", "full"),
-            (_SAMPLING, "full"),
+            (_SAMPLING, ""),
             ("suites/invariants/test_apart.py::test_the_judges_model_is_left_alone", "full depth"),
             ("suites/invariants/test_positions.py::test_generation_holds_far_into_the_window", "full"),
             (_PREFIXES, "full"),
@@ -88,12 +87,8 @@ TIERS: dict[str, TierRequirements] = {
             (_AT_ONCE, ""),
         ),
         {
+            "pairs": LEAST_PAIRS,
             "positions": 2000,
-            "prompt_lengths": 12,
-            "window_ends": 2,
-            "ragged_rows": 100,
-            "rows_together": 16,
-            "stop_hits": 20,
             "samples": 1500,
             "streamed_tokens": 400,
             "requests_at_once": 32,
@@ -117,7 +112,7 @@ TIERS: dict[str, TierRequirements] = {
             ("suites/invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted", "full"),
             ("suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back", ""),
         ),
-        {"session_positions": 500, "rollbacks": 8, "dropped_rows": 3},
+        {"pairs": LEAST_PAIRS + LEAST_SESSION_PAIRS, "session_positions": 500},
         includes=("tokens", "logprobs"),
     ),
     "depth": TierRequirements(
@@ -134,7 +129,7 @@ TIERS: dict[str, TierRequirements] = {
 
 # features that a decoder may always decline, without their test and counts
 OPTIONAL = {
-    SAMPLING: (_SAMPLING, "samples", "samples_at_once"),
+    SAMPLING: (_SAMPLING, _AT_ONCE, "samples", "samples_at_once"),
     STREAMING: (_STREAMS, "streamed_tokens"),
     CONCURRENCY: (_AT_ONCE, "requests_at_once", "samples_at_once"),
 }
@@ -184,18 +179,13 @@ def offered_tiers(report: Report) -> list[str]:
     return [name for name in TIERS if all(TIERS[each].feature in answered for each in included_tiers(name))]
 
 
-def live_answer_counts_by_model(report: Report) -> dict[str, dict[str, Any]]:
-    """Model → counts of the decoder's answers in passed audits; ``prompt_lengths`` as a sorted list."""
-    counts: dict[str, dict[str, Any]] = {}
+def live_answer_counts_by_model(report: Report) -> dict[str, Counter[str]]:
+    """Model → counts of the decoder's answers in passed audits."""
+    counts: dict[str, Counter[str]] = {}
     for audit in report["audits"]:
         if audit["passed"] is not True or "live" not in audit or audit.get("attempt", 1) > 1:
             continue
-        found = counts.setdefault(audit.get("model", ""), {})
-        for name, value in audit["live"].items():
-            if name == PROMPT_LENGTHS:
-                found[name] = sorted({*found.get(name, ()), *value})
-            else:
-                found[name] = max(found.get(name, 0), value) if name in MAXIMA else found.get(name, 0) + value
+        counts.setdefault(audit.get("model", ""), Counter()).update(audit["live"])
     return counts
 
 
@@ -217,14 +207,10 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
                 continue
             if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
                 yield f"{test}{f' [{case}]' if case else ''} is not live for {model}"
-        found = counts.get(model, {})
+        found = counts.get(model, Counter[str]())
         for name, least in ((name, n) for each in included_tiers(tier) for name, n in TIERS[each].promise.items()):
-            value = found.get(name, 0)
-            reached_count = len(value) if isinstance(value, list) else value
-            if reached_count < least and name not in free:
-                yield f"it promises {name}={least} for {model}, but {reached_count} were live"
-        if 1 not in found.get("prompt_lengths", (1,)):
-            yield f"no prompt of a single token was live for {model}"
+            if found.get(name, 0) < least and name not in free:
+                yield f"it promises {name}={least} for {model}, but {found.get(name, 0)} were live"
 
 
 def _is_live(entry: Mapping[str, Any]) -> bool:
@@ -255,8 +241,7 @@ def format_tier(report: Report) -> str:
     counts = live_answer_counts_by_model(report)
     parts = []
     for model, found in counts.items():
-        told = [f"{len(value) if isinstance(value, list) else value} {name.replace('_', ' ')}"
-                for name, value in found.items()]  # fmt: skip
+        told = [f"{value} {name.replace('_', ' ')}" for name, value in found.items()]
         parts.append(f"{f'{model}: ' if len(counts) > 1 else ''}{', '.join(told)}")
     missing = declined_features(report["decoder"]["providers"])
     limits = [words for name, words in LIMITS.items() if name in missing]

@@ -56,7 +56,7 @@ def test_every_pair_of_values_is_asked_and_answered(
 ) -> None:
     subject, bench = emad_evidence.subject, emad_evidence.replay_validity.case_bench
     left_out = find_left_out_values(subject, bench)
-    tally = Tally(f"pairs of {case}", needed=0, window=bench.window)
+    tally = Tally(f"pairs of {case}", needed=0)
     judge_all = None
     if case == "requests":
         requests = RequestCases(bench, tally)

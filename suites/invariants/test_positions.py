@@ -5,6 +5,7 @@ A few long audits with lengths drawn for this run; ``test_pairs`` has many short
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import SIGNALS
-from pytest_emad.audit.decoding_checks import check_generation, require_record_matches_lens
+from pytest_emad.audit.decoding_checks import require_record_matches_lens
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.positions import (
     check_positions_in_window,
@@ -84,6 +85,13 @@ def check_generation_to_window_end(
     """
     new = min(new, subject.audited_window_size - 1, MOST // (subject.stepper.vocabulary_size * subject.stepper.layers))
     lengths = rng.permutation(np.linspace(1, subject.audited_window_size - new, rows).astype(int)).tolist()
+    return check_long_generation(subject, point, rng, lengths, new)
+
+
+def check_long_generation(
+    subject: ModelUnderTest, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], new: int
+) -> Finding:
+    """Check one request of ``new`` tokens after prompts of ``lengths``."""
     with subject.open_decoder_and_draw_prompts(point, rng, lengths, 1) as (under_test, prompts, _):
         judge = Judge.for_check("generation", under_test, needed=0)
         with judge.tally:
@@ -115,8 +123,7 @@ def test_generation_holds_far_into_the_window(
         ends = draw_block_end_lengths(emad_rng, subject.audited_window_size - AFTER_BLOCKS)
         requests += [(ends[first : first + ROWS], AFTER_BLOCKS) for first in range(0, len(ends), ROWS)]
     for lengths, new in requests:
-        with subject.open_decoder_and_draw_prompts(point, emad_rng, lengths, 1) as (under_test, prompts, _):
-            emad_audit(check_generation(under_test, prompts, new, needed=0))
+        emad_audit(check_long_generation(subject, point, emad_rng, lengths, new))
     if others:
         emad_audit(
             check_generation_to_window_end(subject, point, emad_rng, PASSING, subject.audited_window_size - SHORTER)

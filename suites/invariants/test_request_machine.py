@@ -114,7 +114,7 @@ def test_requests_in_any_order_get_the_answers_of_each_alone(
 ) -> None:
     """Case ``full`` asks at full depth alone, so it judges engines, too."""
     bench, wanted = emad_evidence.replay_validity.case_bench, property_test_settings(emad_settings.budget, STEPS)
-    tally = Tally("request machine", needed=0, window=bench.window)
+    tally = Tally("request machine", needed=0)
     with ExitStack() as stack:
         opened = bench.open_offered(stack, CASES[case], ROWS)
         calls = [call for call in CALLS if all(RequestCases(bench, tally).offers_call(by, call) for by in opened)]

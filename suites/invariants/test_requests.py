@@ -1,4 +1,4 @@
-"""Requests as users send them: shared prefixes, requests at once, streams. ``test_pairs`` has all else.
+"""Requests as users send them: shared prefixes, temperatures at once, streams. ``test_pairs`` has all else.
 
 No test forces a depth. Cases ``full`` run at full depth through ``generate`` alone, so they also judge a decoder
 that offers neither exits nor sessions, such as an engine behind a URL. Cases ``sessions`` add sessions at full depth.
@@ -15,13 +15,7 @@ import pytest
 
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Unsupported
-from pytest_emad.audit.requests import (
-    check_and_time_streams,
-    check_sampled_streams,
-    check_simultaneous_requests,
-    check_simultaneous_samples,
-    check_special_tokens,
-)
+from pytest_emad.audit.requests import check_and_time_streams, check_temperatures_at_once
 from pytest_emad.audit.sampling import draw_temperature
 from pytest_emad.audit.shared_prefixes import VARIATIONS, check_nested_prompts, check_shared_prefixes
 from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -37,14 +31,12 @@ FEWEST_VARIATIONS = 8  # of a prompt: replaced and exchanged tokens
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
 SHARED_BLOCKS = (136, 200)  # the same, of several blocks of any usual prefix cache (16 to 64 tokens)
 SHARED_HALVES = (264, 320)  # the same, of two blocks of the largest usual ones (128 tokens)
-NESTED = (64, 136, 200)  # tokens of texts of which a request holds many beginnings: some blocks of usual sizes
+NESTED = 200  # tokens of a text of which a request holds many beginnings: some blocks of usual sizes
 UNSEEN = 4  # random ids before them, so that no cache holds them
-SPECIAL, SPECIAL_IDS = 16, 5  # tokens of a prompt with special ids, and most such ids
 BETWEEN = 4  # new tokens where exits are probed
-SIMULTANEOUS = 8  # prompts of requests that are sent at once
-SAMPLED, SAMPLED_NEW, SEEDS = 4, 16, 5  # prompts, new tokens and seeds of requests that are sampled at once
-HOT = (1.6, 2.0)  # their temperatures: most tokens are open, and servers refuse more than 2
-STREAMED, STREAMED_NEW = 8, 16  # prompts and new tokens of streamed answers
+SAMPLED = 4  # prompts of requests at several temperatures at once
+HOT = (1.6, 2.0)  # the highest of them: most tokens are open, and servers refuse more than 2
+STREAMED, STREAMED_NEW = 6, 16  # prompts and new tokens of streamed answers
 TOGETHER = 16  # rows of a request
 CASES = pytest.mark.parametrize("case", ["full", "sessions", "probing"])
 
@@ -57,14 +49,14 @@ def full_or_probing_point(evidence: ModelMeasurements, full: bool) -> OperatingP
 def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator, case: str
 ) -> None:
-    """Cases ``full`` also take prompts of several blocks; the reference decoder keeps none between requests.
+    """Cases ``full`` take prompts of several blocks; the reference decoder keeps none between requests.
 
-    They take many beginnings of one text in one request, and prompts that begin or end with special tokens, too. The
-    reference decoder generates fewer tokens if these distinguish enough prompts.
+    They take many beginnings of one text in one request, too. The reference decoder generates fewer tokens if these
+    distinguish enough prompts.
     """
     subject, full = emad_evidence.subject, case != "probing"
     point, blocks = full_or_probing_point(emad_evidence, full), case == "full" and not subject.has_reference_decoder
-    for shortest, longest in (SHARED, SHARED_BLOCKS, SHARED_HALVES) if blocks else (SHARED,):
+    for shortest, longest in (SHARED_BLOCKS, SHARED_HALVES) if blocks else (SHARED,):
         halves = (shortest, longest) == SHARED_HALVES
         room = subject.window_size - TOLD_APART
         beyond = min(longest, room if halves else 2 * room // 3)  # one variation continues it by half
@@ -85,50 +77,32 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
             emad_audit(finding)
     if case != "full":
         return
-    texts_asked = NESTED[: subject.scale_by_audit_share(len(NESTED), 1)]
-    lengths = [min(length, subject.window_size - BATCHED) for length in texts_asked]
-    with subject.open_decoder_and_draw_prompts(point, emad_rng, [*lengths, SPECIAL], 1, max_rows=TOGETHER) as (
+    length = min(NESTED, subject.window_size - BATCHED)
+    with subject.open_decoder_and_draw_prompts(point, emad_rng, [length], 1, max_rows=TOGETHER) as (
         under_test,
-        (*nested, special),
+        (nested,),
         _,
     ):
-        unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, (len(nested), UNSEEN))
-        nested_texts = [np.concatenate([ids, each.tokens[UNSEEN:]]) for ids, each in zip(unseen, nested, strict=True)]
-        emad_audit(check_nested_prompts(under_test, nested_texts, BATCHED, emad_rng))
-        ids = subject.special_tokens[: subject.scale_by_audit_share(SPECIAL_IDS, 2)]
-        emad_audit(check_special_tokens(under_test, special.tokens, ids, BATCHED, needed=DIFFERENT))
+        unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, UNSEEN)
+        longest = np.concatenate([unseen, nested.tokens[UNSEEN:]])
+        emad_audit(check_nested_prompts(under_test, longest, BATCHED, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(
-    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_record: Recorder, emad_rng: np.random.Generator
+    emad_evidence: ModelMeasurements, emad_audit: AuditFindingGate, emad_rng: np.random.Generator
 ) -> None:
-    """Two and eight at once, greedy, then sampled at two temperatures beside greedy ones, if the decoder allows it."""
+    """Greedy ones and some at two temperatures share batches, if the decoder allows it."""
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder takes one request at a time")
-    lengths = subject.draw_short_lengths(emad_rng, SIMULTANEOUS, NEW)
-    with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
-        under_test,
-        prompts,
-        _,
-    ):
-        emad_audit(check_simultaneous_requests(under_test, prompts, NEW, emad_rng))
-    temperature = draw_temperature(emad_rng, *HOT)
-    seeds = emad_rng.choice(2**16, SEEDS, replace=False).tolist()
+    temperature, seed = draw_temperature(emad_rng, *HOT), int(emad_rng.integers(2**16))
 
-    def open_sampled(seed: int, asked: float) -> AbstractContextManager[Decoder]:
+    def open_sampled(asked: float) -> AbstractContextManager[Decoder]:
         return subject.open_decoder(subject.full_depth_point, max_rows=SAMPLED, temperature=asked, seed=seed)
 
-    lengths = subject.draw_short_lengths(emad_rng, SAMPLED, SAMPLED_NEW)
+    lengths = subject.draw_short_lengths(emad_rng, SAMPLED, NEW)
     with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (greedy, prompts, _):
-        try:
-            finding = check_simultaneous_samples(
-                open_sampled, seeds, greedy, prompts, SAMPLED_NEW, temperature, emad_rng
-            )
-        except Unsupported as refusal:
-            emad_record.record_note(f"requests sampled at once are not judged: {refusal}")
-        else:
-            emad_audit(finding)
+        emad_audit(check_temperatures_at_once(open_sampled, greedy, prompts, NEW, temperature))
 
 
 def test_streamed_tokens_are_those_of_whole_answers(
@@ -138,11 +112,6 @@ def test_streamed_tokens_are_those_of_whole_answers(
     subject = emad_evidence.subject
     if subject.has_reference_decoder:
         pytest.skip("the reference decoder streams nothing")
-    temperature = draw_temperature(emad_rng, *HOT)
-
-    def open_sampled(seed: int) -> AbstractContextManager[Decoder]:
-        return subject.open_decoder(subject.full_depth_point, temperature=temperature, seed=seed)
-
     lengths = subject.draw_short_lengths(emad_rng, STREAMED, STREAMED_NEW)
     with subject.open_decoder_and_draw_prompts(subject.full_depth_point, emad_rng, lengths, 1) as (
         under_test,
@@ -155,13 +124,6 @@ def test_streamed_tokens_are_those_of_whole_answers(
             refusal.features = (STREAMING,)  # also where the answers show it, and no call was declined
             raise
         emad_audit(finding)
-        seeds = emad_rng.choice(2**16, 2, replace=False).tolist()
-        try:
-            sampled = check_sampled_streams(open_sampled, seeds, under_test, prompts, STREAMED_NEW, temperature)
-        except Unsupported as refusal:
-            emad_record.record_note(f"sampled streams are not judged: {refusal}")
-        else:
-            emad_audit(sampled)
     if "PYTEST_XDIST_WORKER" in os.environ:
         emad_record.record_note("streamed answers are not timed under -n, where other tests run beside them")
     else:

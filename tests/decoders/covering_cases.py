@@ -35,7 +35,7 @@ FEW: dict[str, tuple[str, ...]] = {
 
 def check_small_cases(
     kind: str,
-    made: Callable[[OperatingPoint], Decoder],
+    made: Callable[..., Decoder],
     lens: Lens,
     exiting: OperatingPoint,
     tolerance: float,
@@ -43,21 +43,23 @@ def check_small_cases(
 ) -> Finding:
     """Check a covering array of ``kind`` "requests" or "sessions", of ``values`` in place of ``FEW``.
 
-    ``made`` makes the decoder at full depth ("full") and at ``exiting`` ("probing"), which has entropy exits.
+    ``made(point)`` makes the decoder at full depth ("full") and at ``exiting`` ("probing"), which has entropy exits; at
+    temperatures ``made(point, temperature=…, seed=…)``.
     """
     vocabulary = int(lens(np.zeros(1, dtype=np.int64)).shape[-1])
     watching = replace(exiting, name="watching", thresholds=((-np.inf,) * len(exiting.probes),))
     points = {"full": full_depth(exiting.layers), "probing": exiting, "watching": watching}
 
     def open_decoder(asked: OperatingPoint, **options: Any) -> nullcontext[Decoder]:
-        return nullcontext(made(asked))
+        sampled = {name: options[name] for name in ("temperature", "seed")} if "temperature" in options else {}
+        return nullcontext(made(asked, **sampled))
 
     def draw_texts(rng: np.random.Generator, lengths: Any) -> list[Ints]:
         return [rng.integers(0, vocabulary, length) for length in lengths]
 
     known = {(name, "L"): each for name, each in points.items()}
     bench = CaseBench(open_decoder, made, lens, known, draw_texts, vocabulary, WINDOW, tolerance)
-    tally = Tally(kind, needed=0, window=WINDOW)
+    tally = Tally(kind, needed=0)
     dimensions, constraints = (REQUESTS, REQUEST_CONSTRAINTS) if kind == "requests" else (SESSIONS, SESSION_CONSTRAINTS)
     asked = {**FEW, "point": ("full", "probing"), **values}
     offers = Offers({name: asked.get(name, each.values) for name, each in dimensions.items()}, constraints, {})

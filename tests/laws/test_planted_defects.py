@@ -69,6 +69,14 @@ def test_a_defect_is_caught_by_its_check(defect: str) -> None:
     assert finding.passed is False, finding.detail
 
 
+def test_a_rollback_that_fails_ends_as_six_steps_at_most() -> None:
+    finding = run_check("sessions", DEFECTS["stale K/V after rollback"][0], spread_point())
+    assert finding.sample is not None
+    steps = finding.sample["steps"]
+    assert len(steps) <= 6, finding.detail
+    assert any(step.startswith("rollback to") for step in steps)
+
+
 @pytest.mark.parametrize("check", ["sessions", "last"])
 def test_sessions_that_take_no_forced_depth_are_judged_at_full_depth(check: str) -> None:
     finding = run_check(check, DeclinesForcedDepth, spread_point(), forces=False)

@@ -31,7 +31,7 @@ SUITES = ("invariants", "fidelity")
 TIER: dict[str, Any] = {"tier": "tokens", "expect_decoder": "foreign", "report": "report", "inconclusive": "fail"}
 LOG_PROBS = {"tier": "logprobs"}
 MODEL, WINDOW = "emad-nano", 512
-LIVE = {"tokens": 11, "logprobs": 12}  # tests of each tier
+LIVE = {"tokens": 13, "logprobs": 14}  # tests of each tier
 
 
 def completing(longest: int = WINDOW) -> Complete:
@@ -145,6 +145,7 @@ def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
 
 
 POSITIONS, REQUESTS = "invariants/test_positions.py", "invariants/test_requests.py"
+PAIRS = "invariants/test_pairs.py"
 SAMPLING, SHOWN = "fidelity/test_sampling.py", "fidelity/test_log_probs.py"
 FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, and the message of its failed test
     "a position lost in decoding": (lambda: Engine(losing(301), window=WINDOW), POSITIONS, "emitted"),
@@ -160,12 +161,12 @@ OF_VLLM = {  # defect of the stand-in for vLLM, file, message
     "ended near the window's end": (POSITIONS, "and the stop tokens give"),
     "temperature ignored": (SAMPLING, "of all temperatures"),
     "temperature rounded to tenths": (SAMPLING, "temperature"),
-    "seed ignored": (SAMPLING, "drew other tokens the second time"),
-    "stops of another request": (REQUESTS, "requests at once, request"),
+    "seed ignored": (PAIRS, "under the same seed"),
+    "stops of another request": (PAIRS, "and the stop tokens give"),
     "a prefix kept by its first block": (REQUESTS, "emitted"),
     "one token after a shared prefix": (REQUESTS, "emitted"),
-    "first token dropped": (REQUESTS, "emitted"),
-    "padding masked": (REQUESTS, "emitted"),
+    "first token dropped": (PAIRS, "emitted"),
+    "padding masked": (PAIRS, "emitted"),
     "log-probabilities of another row": (SHOWN, "audit log-probabilities"),
     "K and V in float16": (SHOWN, "off by"),
 }

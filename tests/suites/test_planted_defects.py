@@ -176,12 +176,14 @@ BLOCK, PADDING, MOST_DRAFTED = 16, 0, 16
 
 
 class PlainEngine(TokenDecoder):
-    """A correct engine: token ids in and out. ``read`` changes what it reads of a request, ``cut`` what it returns."""
+    """A correct greedy engine. ``read`` changes what it reads of a request, ``cut`` what it returns."""
 
     blocks: ClassVar[set[bytes]] = set()  # of all requests so far
 
     def __init__(self, request: Request):
         super().__init__(request)
+        if request.temperature:
+            raise Unsupported("it decodes greedily")
         stepper = request.model.load().stepper
         self.window = stepper.max_positions
         self.decoder = WalkedDecoder(stepper, request.point, max_rows=request.max_rows)
@@ -238,15 +240,17 @@ class StripsOpening(PlainEngine):
         return [row[1:] if len(row) > 1 and row[0] == PADDING else row for row in prompts]
 
 
+@pytest.mark.usefixtures("unreduced")
 @pytest.mark.parametrize(
     ("made", "test", "words"),
     [
         (PlainEngine, POSITIONS, ""),
         (PlainEngine, PREFIXES, ""),
+        pytest.param(PlainEngine, PAIRS, "", marks=pytest.mark.slow),
         (SharesUnfilledBlocks, PREFIXES, "audit nested prompts: row .* emitted"),
         (EndsWithItsDraft, POSITIONS, r"but max_new=\d+ and the stop tokens give"),
-        (MasksPadding, PREFIXES, "audit special tokens: row .* emitted"),
-        (StripsOpening, PREFIXES, "audit special tokens: row .* emitted"),
+        (MasksPadding, PAIRS, "audit pairs of requests: .*row .* emitted"),
+        (StripsOpening, PAIRS, "audit pairs of requests: .*row .* emitted"),
     ],
 )
 def test_a_defect_of_an_engine_is_named(

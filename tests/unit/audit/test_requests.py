@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -24,11 +24,7 @@ from emad_ref.record import Ints, Record
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.reference_logits import PrefixCachingLens
 from pytest_emad.audit.request_cases import draw_similar_ids
-from pytest_emad.audit.requests import (
-    check_and_time_streams,
-    check_simultaneous_requests,
-    check_simultaneous_samples,
-)
+from pytest_emad.audit.requests import check_and_time_streams, check_temperatures_at_once
 from pytest_emad.audit.shared_prefixes import (
     VARIATIONS,
     check_shared_prefixes,
@@ -228,7 +224,7 @@ class FewerTimes(Threaded):
     [
         (Threaded, "at once", ""),
         (Threaded, "streams", ""),
-        (Racing, "at once", r"\d requests at once, request \d+: "),
+        (Racing, "at once", r"emitted \d+, but the argmax"),
         (Crashing, "at once", "RuntimeError: two requests at once"),
         (FallingTimes, "streams", "times that do not rise"),
         (FewerTimes, "streams", "5 arrivals for 6 tokens"),
@@ -239,7 +235,10 @@ def test_threads_and_streams_of_a_decoder_in_this_process(made: type[Threaded], 
     if check == "streams":
         finding, _ = check_and_time_streams(asked, PROMPTS, NEW)
     else:
-        finding = check_simultaneous_requests(asked, PROMPTS, NEW, np.random.default_rng(0))
+        finding = check_small_cases(
+            "requests", lambda point: made(), asked.lens, POINT, TOLERANCE, call=("at once",), point=("full",),
+            neighbours=("none",), prompt=("within a block",), arrays=("kept",),
+        )  # fmt: skip
     assert finding.passed is not bool(words), finding.detail
     assert re.search(words, finding.detail), finding.detail
 
@@ -262,7 +261,7 @@ class Merging(Threaded):
 
 def test_streams_are_judged_over_all_answers_of_a_test() -> None:
     """A process that lags merges tokens: one answer in parts among many shows that the decoder streams."""
-    asked = DecoderUnderTest(Merging(50), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
+    asked = DecoderUnderTest(Merging(30), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
     try:
         finding, arrivals = check_and_time_streams(asked, PROMPTS, 2 * NEW)
     except Unsupported as refusal:
@@ -275,15 +274,15 @@ def test_streams_are_judged_over_all_answers_of_a_test() -> None:
 
 def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None:
     plain = under_test(CachedDecoder, full_depth(LAYERS))
-    rng = np.random.default_rng(0)
     for decoder in (plain, replace(plain, decoder=GenerateAlone())):
+
+        def opened(temperature: float, kept: Any = decoder.decoder) -> nullcontext[Any]:
+            return nullcontext(kept)
+
         with pytest.raises(Unsupported, match="one request at a time"):
-            check_simultaneous_requests(decoder, PROMPTS, NEW, rng)
+            check_temperatures_at_once(opened, decoder, PROMPTS[:3], NEW, HOT)
         with pytest.raises(Unsupported, match="streams n"):
             check_and_time_streams(decoder, PROMPTS, NEW)
-    for prompts, new in ((PROMPTS[:1], NEW), (PROMPTS, 2)):
-        with pytest.raises(BadArgument, match="max_new, prompts"):
-            check_simultaneous_requests(plain, prompts, new, rng)
 
 
 class GenerateAlone(Threaded):
@@ -293,7 +292,7 @@ class GenerateAlone(Threaded):
 
 # ---------------------------------------------------------------- simultaneous sampled requests
 
-HOT, SAMPLED_NEW, SEEDS = 12.0, 6, (1, 2)  # the tiny model's logits are wide: only at this temperature do draws vary
+HOT, SAMPLED_NEW, SEED = 12.0, 6, 1  # the tiny model's logits are wide: only at this temperature do draws vary
 
 
 @cache  # cached: every test below sends most requests several times, alone and together
@@ -382,18 +381,14 @@ class Unanswered(Sampling):
         return super().complete(prompts, max_new, stop)
 
 
-def judged_samples(made: type[Sampling], noise: float = 0.0) -> Finding:
+def judged_samples(made: type[Sampling]) -> Finding:
     class Kind(made):  # type: ignore[misc, valid-type]
         running: list[Sampling] = []  # noqa: RUF012  # one list of this kind
-        capabilities = replace(Threaded.capabilities, logit_noise=noise)
 
     greedy = DecoderUnderTest(Kind(0.0, 0), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
-    prompts, rng = PROMPTS[:3], np.random.default_rng(0)
-
-    def opened(seed: int, temperature: float) -> closing[Any]:
-        return closing(Kind(temperature, seed))
-
-    return check_simultaneous_samples(opened, SEEDS, greedy, prompts, SAMPLED_NEW, HOT, rng, needed=20)
+    return check_temperatures_at_once(
+        lambda temperature: closing(Kind(temperature, SEED)), greedy, PROMPTS[:4], SAMPLED_NEW, HOT
+    )
 
 
 @pytest.mark.parametrize(
@@ -421,12 +416,3 @@ def test_requests_sampled_at_once_draw_what_each_draws_alone(
     finding = judged_samples(made)
     assert finding.passed is not bool(words), finding.detail
     assert re.search(words, finding.detail), finding.detail
-
-
-def test_what_is_sampled_at_once_follows_the_distribution_also_where_noise_excuses_other_draws() -> None:
-    """Declared noise of that size lets every row differ: only the distribution is tested; greedy tokens are ties."""
-    finding = judged_samples(Sampling, noise=0.5)
-    assert finding.passed is True, finding.detail
-    finding = judged_samples(ColderAtOnce, noise=0.5)
-    assert finding.passed is False
-    assert "not drawn from softmax(logits / 12.00)" in finding.detail

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.protocol import Capabilities, Prompt
+from emad_ref.protocol import Capabilities
 from pytest_emad.audit import sampling as audited
 from pytest_emad.audit.finding import Finding, Tally
 from pytest_emad.audit.reference_logits import LogitLens
 from pytest_emad.audit.requests import COOLER
 from pytest_emad.audit.sampling import (
     SampledRow,
-    _require_seeded,
     check_sampling,
     choose_open_prompts,
     draw_temperature,
@@ -39,11 +38,10 @@ class AnotherTemperature(CachedDecoder):
 
 
 def checked(
-    decoder: type[CachedDecoder], seeds: tuple[int, ...] = (1, 2, 3, 1), noise: float = 0.0, temperature: float = HOT
+    decoder: type[CachedDecoder], seeds: tuple[int, ...] = (1, 2, 3, 4), noise: float = 0.0, temperature: float = HOT
 ) -> Finding:
     model, point = tiny_neox(), spread_point()
-    (prompt, other), _ = drawn((4, 6), 1)
-    prompts = [prompt, prompt, other]
+    prompts, _ = drawn((4, 5, 6), 1)
     records = [(seed, decoder(model, point, temperature, seed).generate(prompts, NEW, frozenset())) for seed in seeds]
     said, rng = Capabilities(logit_noise=noise), np.random.default_rng(0)
     return check_sampling(records, lens_of(model), point, prompts, NEW, temperature, said, rng, TOLERANCE, needed=50)
@@ -65,7 +63,7 @@ def test_temperatures_are_within_their_limits_and_far_from_round_ones(low: float
 
 
 def test_the_suites_ask_for_temperatures_that_servers_take() -> None:
-    drawn = [*test_sampling.TEMPERATURES.values(), *test_sampling.COLDEST, test_requests.HOT]
+    drawn = [*(each[:2] for each in test_sampling.TEMPERATURES.values()), test_requests.HOT]
     assert all(0 <= low < high <= 2 for low, high in drawn)
     assert min(COOLER, *TEMPERATURES_OF_CLAIMS) > 0
     assert max(TEMPERATURES_OF_CLAIMS) <= 2
@@ -294,7 +292,7 @@ def test_a_single_id_that_is_raised_by_a_logit_is_named() -> None:
 def at_temperature(rows: list[audited.SampledRow], noise: float = 0.0) -> str | None:
     tally = Tally("sampling", 0)
     with tally:
-        audited._require_temperature(tally, rows, 1.0, noise)
+        audited.require_temperatures(tally, {1.0: rows}, noise)
     return tally.complaint
 
 
@@ -309,6 +307,28 @@ def test_a_slightly_other_temperature_is_named(factor: float) -> None:
     assert complaint.startswith("4800 tokens are not drawn from softmax(logits / 1.00): temperature ")
     assert f"temperature {0.95 if factor < 1 else 1.05:.2f} explains them better" in complaint
     assert at_temperature(rows, noise=0.5) is None  # noise excuses this complaint
+
+
+def test_one_factor_of_several_temperatures_is_tested_together() -> None:
+    """At none of four temperatures there are tokens enough."""
+
+    def draw(rng: np.random.Generator, p: np.ndarray) -> int:
+        tempered = p ** (1 / 1.08)
+        return plainly(rng, tempered / tempered.sum())
+
+    tally, drawn = Tally("sampling", 0), {}
+    for asked in (1.0, 1.25, 1.5, 2.0):
+        rows = [row for seed in range(2) for row in rows_of(draw, 7 * seed + int(10 * asked))]
+        drawn[asked] = [replace(row, logits=asked * row.logits) for row in rows]
+    with tally:
+        for asked, rows in drawn.items():
+            audited.require_temperatures(tally, {asked: rows}, 0.0)
+    assert tally.complaint is None
+    with tally:
+        audited.require_temperatures(tally, drawn, 0.0)
+    assert "softmax(logits / 1.00, 1.25, 1.50, 2.00): temperature 1.05, 1.31, 1.58, 2.10 explains" in str(
+        tally.complaint
+    )
 
 
 def test_honest_draws_are_rarely_refuted_for_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,47 +365,7 @@ def test_probabilities_of_events_are_sums_of_tokens() -> None:
             assert happened.tolist() == (p[np.arange(100), row.emitted] < edge).astype(float).tolist()
 
 
-def early(parted: int) -> str | None:
-    """Return the complaint on six rows: the first ends early, and then the last ``parted`` draw other tokens."""
-    rng = np.random.default_rng(0)
-    logits = np.log(np.full((10, 50), 1 / 50))
-    whole = [audited.SampledRow(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
-    stop = frozenset({int(whole[0].emitted[2])})
-    ended = [
-        replace(row, emitted=row.emitted[: next((at + 1 for at, t in enumerate(row.emitted) if int(t) in stop), 10)])
-        for row in whole
-    ]
-    for at in range(6 - parted, 6):
-        ended[at] = replace(ended[at], emitted=(ended[at].emitted + 1) % 50)
-    tally = Tally("sampling", 0)
-    with tally:
-        audited._require_undisturbed(tally, whole, ended, stop, 1e-5)
-    return tally.complaint
-
-
-def test_rows_that_part_once_another_has_ended_are_named() -> None:
-    assert early(0) is None
-    assert "rows [3, 4, 5] of 6 drew other tokens under the same seed once rows [0" in str(early(3))
-
-
 # ------------------------------------------------------------ coincidences under noise
-
-
-@pytest.mark.parametrize(
-    ("probability", "noise", "passes"), [(0.4, 0.0, False), (0.4, 0.1, True), (0.05, 0.1, False), (0.05, 0.4, False)]
-)
-def test_two_seeds_that_draw_the_same_are_chance_as_far_as_noise_explains(
-    probability: float, noise: float, passes: bool
-) -> None:
-    """0.4^16 is 4e-7; noise of 0.1 at temperature 0.5 raises it up to 1e-4."""
-    rest = (1 - probability) / 24
-    logits = 0.5 * np.log(np.tile([probability, *[rest] * 24], (16, 1)))  # temperature 0.5
-    rows = [SampledRow(seed, 0, np.zeros(16, dtype=np.int64), logits) for seed in (1, 2)]
-    prompts = [Prompt(np.array([1], dtype=np.int64))]
-    tally = Tally("sampling", 0)
-    with tally:
-        _require_seeded(tally, rows, prompts, 0.5, noise)
-    assert (tally.to_finding().passed is not False) == passes
 
 
 @pytest.mark.parametrize(("noise", "passes"), [(0.0, False), (0.4, True)])

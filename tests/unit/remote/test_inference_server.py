@@ -24,11 +24,11 @@ from emad_ref.protocol import ModelRef, Prompt, Request, Unsupported
 from pytest_emad.audit.decoding_checks import check_generation
 from pytest_emad.audit.finding import Finding
 from pytest_emad.audit.log_probs import check_log_probs
+from pytest_emad.audit.request_cases import TEMPERATURES
 from pytest_emad.audit.requests import (
     ABORTED_AFTER,
     check_and_time_streams,
-    check_sampled_streams,
-    check_simultaneous_requests,
+    check_temperatures_at_once,
 )
 from pytest_emad.audit.sampling import check_sampling
 from pytest_emad.audit.shared_prefixes import VARIATIONS, check_shared_prefixes
@@ -83,23 +83,26 @@ def opened(url: str, temperature: float = 0.0, seed: int = 0, seconds: float = 6
 def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     rng = np.random.default_rng(0)
     if check == "sampling":
-        prompts = [PROMPTS[0], PROMPTS[0], PROMPTS[2]]
-        records = [(seed, opened(url, HOT, seed).generate(prompts, 12)) for seed in (1, 2, 3, 1)]
+        prompts = [PROMPTS[0], PROMPTS[3], PROMPTS[2]]
+        records = [(seed, opened(url, HOT, seed).generate(prompts, 12)) for seed in (1, 2, 3, 4)]
         said = EngineDecoder.capabilities
         lens = lens_of(tiny_neox())
         return check_sampling(records, lens, FULL, prompts, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(url, seconds=seconds), lens_of(tiny_neox()), FULL, TOLERANCE)
-    if check == "requests":
+    if check in ("requests", "at once"):
 
         def made(point: OperatingPoint) -> EngineDecoder:
             return opened(url, seconds=seconds)
 
-        values = {"point": ("full",), "neighbours": ("none",), "arrays": ("kept",)}
-        return check_small_cases(check, made, lens_of(tiny_neox()), spread_point(), TOLERANCE, **values)
+        values: dict[str, tuple[str, ...]] = {"point": ("full",), "neighbours": ("none",), "arrays": ("kept",)}
+        values |= {"call": ("at once",), "prompt": ("prefix",)} if check == "at once" else {}
+        return check_small_cases("requests", made, lens_of(tiny_neox()), spread_point(), TOLERANCE, **values)
     if check == "log-probabilities":
         return check_log_probs(under_test, PROMPTS, NEW, TOP)
-    if check == "at once":
-        return check_simultaneous_requests(under_test, PROMPTS, NEW, rng)
+    if check == "temperatures at once":
+        return check_temperatures_at_once(
+            lambda temperature: closing(opened(url, temperature, 1)), under_test, PROMPTS[:4], NEW, HOT
+        )
     if check == "streams":
         finding, arrivals = check_and_time_streams(under_test, PROMPTS, 2 * NEW)
         assert list(arrivals) == [0, 1, 2, 8] or not finding.passed
@@ -113,7 +116,7 @@ def checked(check: str, url: str, seconds: float = 60.0) -> Finding:
     return check_shared_prefixes(under_test, text, others, NEW, rng, sessions=False)
 
 
-CHECKS = ["requests", "prefixes", "halves", "generation", "sampling", "at once", "streams"]
+CHECKS = ["requests", "prefixes", "halves", "generation", "sampling", "at once", "temperatures at once", "streams"]
 
 
 # The next test needs llama.cpp's answers in parts.
@@ -470,12 +473,12 @@ FAULTS: dict[str, tuple[Callable[[], Complete | Engine], str, str]] = {
     ),
     "another temperature": (lambda: another_temperature, "sampling", "of all temperatures"),
     "greedy where sampling was asked": (lambda: greedy_always, "sampling", "argmax|same 12 tokens"),
-    "seeds ignored": (lambda: ignored_seed, "sampling", "drew other tokens the second time"),
+    "seeds ignored": (lambda: ignored_seed, "temperatures at once", "under the same seed"),
     "another model": (lambda: skipped_layer, "generation", "but the argmax"),
-    "tokens of another request": (Crowded, "at once", r"2 requests at once, request \d+: "),
-    "stop ids of another request": (SharedStops, "at once", r"2 requests at once, request \d+: .*stop tokens give"),
-    "a beginning of another request": (SharedPrefix, "at once", r"[28] requests at once, .*other tokens than alone"),
-    "a deadlock": (Deadlock, "at once", r"2 requests at once: DecoderFailed: .*no whole reply within 1 s"),
+    "tokens of another request": (Crowded, "at once", "emitted"),
+    "stop ids of another request": (SharedStops, "at once", "stop tokens give"),
+    "a beginning of another request": (SharedPrefix, "at once", "emitted"),
+    "a deadlock": (Deadlock, "at once", r"DecoderFailed: .*no whole reply within 1 s"),
     "events lost": (lambda: Dropping(complete), "streams", "9 tokens, but 12 in the whole answer; .* new token 3"),
     "an event sent twice": (lambda: Doubling(complete), "streams", "13 tokens, but 12 in the whole answer"),
     "characters cut between tokens": (lambda: SplitCharacters(complete), "streams", "the same tokens, but other text"),
@@ -558,12 +561,22 @@ class SeedlessStreams(Engine):
 
 @pytest.mark.parametrize("kind", ["vllm", "llama.cpp"])
 @pytest.mark.parametrize("made", [Engine, WarmStreams, SeedlessStreams])
-def test_a_sampled_stream_draws_what_the_whole_answer_draws(made: type[Engine], kind: str) -> None:
+def test_a_sampled_stream_draws_what_the_whole_answer_draws(
+    monkeypatch: pytest.MonkeyPatch, made: type[Engine], kind: str
+) -> None:
+    """Of a second decoder, under the same seed."""
+    monkeypatch.setitem(TEMPERATURES, "2", HOT)
     with serve(made(complete, kind)) as url:
-        greedy = DecoderUnderTest(opened(url), lens_of(tiny_neox()), FULL, TOLERANCE)
-        finding = check_sampled_streams(lambda seed: closing(opened(url, HOT, seed)), (1, 2), greedy, PROMPTS, NEW, HOT)
+
+        def opened_hot(point: OperatingPoint, temperature: float = 0.0, seed: int = 0) -> EngineDecoder:
+            return opened(url, temperature, seed)
+
+        values = {"call": ("stream",), "temperature": ("2",), "seed": ("equal",), "neighbours": ("none",)}
+        finding = check_small_cases(
+            "requests", opened_hot, lens_of(tiny_neox()), spread_point(), TOLERANCE, point=("full",), **values
+        )
     assert finding.passed is (made is Engine), finding.detail
-    assert finding.passed or "14 of 14 rows streamed draw other tokens than in" in finding.detail
+    assert finding.passed or "rows sent otherwise draw other tokens than alone under the same seed" in finding.detail
 
 
 class Strict(Engine):

@@ -15,7 +15,7 @@ from pytest_emad.report.tiers import OPTIONAL, required_tier_test_cases
 from pytest_emad.run.decoder_providers import features_required_by_request
 from tests.unit.report.sample_report import foreign_report, passed
 
-SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_at_temperatures_that_are_not_round"
 MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
 GREEDY, POSITIONS = (name for name, _ in required_tier_test_cases("tokens") if "greedy" in name or "positions" in name)

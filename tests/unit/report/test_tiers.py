@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from pytest_emad.audit.dimensions import (
+    REQUEST_CONSTRAINTS,
+    REQUESTS,
+    SESSION_CONSTRAINTS,
+    SESSIONS,
+    Constraint,
+    Dimension,
+    iterate_pairs,
+    make_covering_cases,
+)
 from pytest_emad.audit.finding import Tally
 from pytest_emad.report.deselection import list_shipped_tests
 from pytest_emad.report.gaps import find_gaps, find_missing, find_tier_gaps, format_gaps, is_partial_run, unexcused_gaps
 from pytest_emad.report.tiers import (
+    LEAST_PAIRS,
+    LEAST_SESSION_PAIRS,
     LIMITS,
     OPTIONAL,
     TIERS,
@@ -43,11 +56,10 @@ def whole(tier: str, features: dict[str, list[int]] | None = None, **changes: An
     provider["features"] = DECLINED | answered if features is None else features
     decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
     promise = {name: least for each in included_tiers(tier) for name, least in TIERS[each].promise.items()}
-    live = promise | {"prompt_lengths": list(range(1, promise["prompt_lengths"] + 1))}
     entries = live_entries(tier)
     audit = {"check": "rows", "passed": True, "detail": "", "n": 3, "ties": 0}
     audits = [audit | {"test": entry["nodeid"]} for entry in entries]
-    audits[0] |= {"model": "m", "live": live}
+    audits[0] |= {"model": "m", "live": promise}
     settings = {"models": ["m"], "gate": "decoder", "tier": tier, "expect_decoder": None, "inconclusive": "warn"}
     parts = {"tests": entries, "audits": audits, "decoder": decoder, "settings": settings}
     return foreign_report(**parts | {"waivers": [], "deselected": [], "claims": []} | changes)
@@ -84,7 +96,7 @@ def test_a_higher_tier_than_is_offered_is_refused() -> None:
 def test_less_than_the_promise_is_named(count: str) -> None:
     report = whole("tokens")
     live = report["audits"][0]["live"]
-    live[count] = live[count][:-1] if isinstance(live[count], list) else live[count] - 1
+    live[count] -= 1
     least = TIERS["tokens"].promise[count]
     wanted = f"tier tokens: it promises {count}={least} for m, but {least - 1} were live"
     assert list(map(str, find_tier_gaps(report, "tokens"))) == [wanted]
@@ -135,20 +147,21 @@ def test_a_model_of_a_path_is_named_by_its_last_part() -> None:
 
 @pytest.mark.parametrize("feature", OPTIONAL)
 def test_a_decoder_that_never_offers_a_feature_is_told_and_owes_nothing_of_it(feature: str) -> None:
-    test, *counts = OPTIONAL[feature]
+    tests = [part for part in OPTIONAL[feature] if part.startswith("suites/")]
+    counts = [part for part in OPTIONAL[feature] if part not in tests]
     report = whole("tokens", {"exits": [0, 2], feature: [0, 2]})
     for count in counts:
         del report["audits"][0]["live"][count]
-    report["tests"] = [entry for entry in report["tests"] if entry["shipped"] != test]
+    report["tests"] = [entry for entry in report["tests"] if entry["shipped"] not in tests]
     assert list(find_tier_shortfalls(report, "tokens")) == []
     assert f"tier tokens ({LIMITS[feature]})" in format_tier(report)
     for counted in ({}, {feature: [1, 1]}):
         owing = whole("tokens", counted)
         for count in counts:
             del owing["audits"][0]["live"][count]
-        owing["tests"] = [entry for entry in owing["tests"] if entry["shipped"] != test]
+        owing["tests"] = [entry for entry in owing["tests"] if entry["shipped"] not in tests]
         missing = list(find_tier_shortfalls(owing, "tokens"))
-        assert all(any(part in line for line in missing) for part in (test, *counts))
+        assert all(any(part in line for line in missing) for part in (*tests, *counts))
 
 
 def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
@@ -167,20 +180,28 @@ def test_a_part_that_a_person_typed_proves_nothing_and_fails_nothing() -> None:
     assert any(gone["shipped"] in reason for reason in failures(report))
 
 
-def test_rows_of_a_request_are_counted_by_what_they_are() -> None:
-    tally = Tally("x", needed=0, window=64)
-    tally.count_lengths_and_stops([1, 40, 50], [4, 4, 6], 2)
-    tally.count_lengths_and_stops([7, 7], [3, 3], 0, drawn=True)
-    live = tally.to_finding().live
-    assert live["prompt_lengths"] == [1, 7, 40, 50]
-    assert {name: live.get(name, 0) for name in TIERS["tokens"].promise if name != "prompt_lengths"} == {
-        "positions": 20,
-        "window_ends": 1,
-        "ragged_rows": 2,
-        "rows_together": 3,
-        "stop_hits": 2,
-        "samples": 6,
-        "streamed_tokens": 0,
-        "requests_at_once": 0,
-        "samples_at_once": 0,
+def count_pairs(table: Mapping[str, Dimension], constraints: Sequence[Constraint], **left_out: Container[str]) -> int:
+    """Return the number of pairs of the values that are not left out."""
+    values = {
+        name: [value for value in each.values if value not in left_out.get(name, ())] for name, each in table.items()
     }
+    cases = make_covering_cases(values, constraints, 0)
+    return len({pair for case in cases for pair in iterate_pairs(case)})
+
+
+def test_the_least_decoder_of_a_tier_reaches_its_pairs() -> None:
+    least = {"point": REQUESTS["point"].values[1:], "ceiling": ("below",), "rows": ("33",), "new": ("70",)}
+    least |= {"place": ("position 96",), "temperature": REQUESTS["temperature"].values[1:]}
+    requests = least | {"call": ("stream", "at once"), "neighbours": ("session", "65th session")}
+    requests["seed"] = REQUESTS["seed"].values[1:]
+    assert count_pairs(REQUESTS, REQUEST_CONSTRAINTS, **requests) == LEAST_PAIRS
+    sessions = least | {"neighbours": ("65th session",), "depths": SESSIONS["depths"].values[1:]}
+    sessions["feed"] = SESSIONS["feed"].values[1:]
+    assert count_pairs(SESSIONS, SESSION_CONSTRAINTS, **sessions) == LEAST_SESSION_PAIRS
+
+
+def test_new_tokens_of_answers_are_counted() -> None:
+    tally = Tally("x", needed=0)
+    tally.count_new_tokens([range(4), range(4), range(6)])
+    tally.count_new_tokens([range(3), range(3)], drawn=True)
+    assert tally.to_finding().live == {"positions": 20, "samples": 6}
