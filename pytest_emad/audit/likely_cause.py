@@ -14,7 +14,7 @@ from pytest_emad.audit.reference_logits import Lens
 from pytest_emad.audit.tolerances import LEAST_PRECISE, UNIT_ROUNDOFF
 
 CUTS = (8, 16, 32, 64, 128, 255, 256, 500, 512, 1000, 1024)  # limits on a prompt that servers have
-MIN_TOKENS = 2  # one token fits some cut by chance
+MIN_TOKENS = 2  # fewer tokens must fit one prompt alone, since they fit some by chance
 
 
 def likely_cause(lens: Lens, prompt: Ints, emitted: Ints, logits: Floats, at: int) -> str:
@@ -39,12 +39,12 @@ def likely_cause(lens: Lens, prompt: Ints, emitted: Ints, logits: Floats, at: in
         said = lens(history).last_layer[len(prompt) - start - 1 :].argmax(axis=-1)
         return bool((said == emitted).all())
 
-    if len(emitted) >= MIN_TOKENS:
-        if len(prompt) > 1 and fits(1):
+    kept = [len(prompt) - 1, *(length for length in reversed(CUTS) if length < len(prompt) - 1)]
+    fitting = [length for length in kept if length and fits(len(prompt) - length)]
+    if len(fitting) == 1 or (fitting and len(emitted) >= MIN_TOKENS):
+        if fitting[0] == len(prompt) - 1:
             return "it looks like a prompt without its first token: the engine must read ids as they are sent"
-        for kept in CUTS:
-            if kept < len(prompt) - 1 and fits(len(prompt) - kept):
-                return f"it looks like a prompt cut to its last {kept} tokens: raise the engine's limit on a prompt"
+        return f"it looks like a prompt cut to its last {fitting[0]} tokens: raise the engine's limit on a prompt"
     gap, largest = logits.max() - logits[emitted[at]], np.abs(logits).max()
     if gap <= 2 * UNIT_ROUNDOFF[LEAST_PRECISE] * largest:
         return (
