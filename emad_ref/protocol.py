@@ -17,8 +17,9 @@ This module knows no model, and not how an answer is judged. NumPy and the stand
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -89,11 +90,34 @@ class Prompt:
 class ModelRef:
     """Names a model without loading it: torch stays unimported until ``load`` is called.
 
-    ``load`` returns a copy that the decoder may change; the caller keeps another.
+    Attributes
+    ----------
+    name : str
+        As the user typed it: a short name, a folder, a hub repository.
+    load : callable
+        Returns a copy that the decoder may change; the caller keeps another.
+    locate : callable or None
+        Returns the folder of ``folder``; None: the model lies in no folder.
     """
 
     name: str
     load: Callable[[], Any] = field(compare=False, repr=False)
+    locate: Callable[[], Path] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def folder(self) -> str:
+        """The absolute folder of config.json, safetensors and tokenizer, for engines that read files.
+
+        It is the model's own folder where it has one, so no decoder may write there. Otherwise the model is saved once,
+        in a folder that is removed with the process.
+
+        Raises:
+            BadArgument: the caller named a model without a folder.
+            OSError: the model could not be saved.
+        """
+        if self.locate is None:
+            raise BadArgument("request.model.folder", None, f"a folder of {self.name}", "use request.model.load()")
+        return str(self.locate())
 
 
 @dataclass(frozen=True)
@@ -241,6 +265,21 @@ class TokenLogProbs:
         log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
         ids = np.argsort(-log_p, axis=-1, kind="stable")[:, :top]
         return cls(tokens, ids, np.take_along_axis(log_p, ids, axis=-1))
+
+    @classmethod
+    def of_likeliest(
+        cls, tokens: Ints, likeliest: Sequence[Mapping[int, float]], top: int, prompt: Floats | None = None
+    ) -> TokenLogProbs:
+        """The ``top`` likeliest entries of each of ``likeliest``, log-probabilities by id; ids break ties.
+
+        Raises:
+            ValueError: another number of mappings than ``tokens``, or fewer than ``top`` entries in one.
+        """
+        best = [sorted(each.items(), key=lambda entry: (-entry[1], entry[0]))[:top] for each in likeliest]
+        if len(best) != len(tokens) or any(len(row) < top for row in best):
+            raise ValueError(f"fewer than {top} log-probabilities for each of {len(tokens)} tokens")
+        ids = np.array([[token for token, _ in row] for row in best], dtype=np.int64)
+        return cls(tokens, ids, np.array([[value for _, value in row] for row in best]), prompt)
 
 
 @dataclass(frozen=True)

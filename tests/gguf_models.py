@@ -22,12 +22,13 @@ LAYERS, HEADS, KV_HEADS = 2, 4, 2
 PACKAGE, VERSION, MEMBER = "tiny-weights", "1.0", "tiny_weights/tiny.gguf"
 
 
-def small_llama(family: str = "llama", **others: Any) -> Any:
+def small_llama(family: str = "llama", positions: int = 64, **others: Any) -> Any:
     """Return a random Llama, or a model like it, with tied embeddings, in rows of 32 numbers as Q4_1 packs them."""
     config = transformers.AutoConfig.for_model(
         family,
         vocab_size=len(TOKENS), hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=64, tie_word_embeddings=True,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, max_position_embeddings=positions,
+        tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0}, bos_token_id=1, eos_token_id=2,
         **others,
     )  # fmt: skip

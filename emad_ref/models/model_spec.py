@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from threading import Lock
 
 import torch
@@ -63,7 +66,8 @@ class ModelSpec:
         return again
 
 
-_LOAD_LOCK = Lock()
+_LOAD_LOCK, _SAVE_LOCK = Lock(), Lock()
+_SAVED: dict[str, Path] = {}  # folders by fingerprint
 
 
 def load_cached(spec: ModelSpec) -> LoadedModel:
@@ -94,6 +98,25 @@ def find_safetensors_source_folder(loaded: LoadedModel) -> Path | None:
     ):
         return None
     return folder.resolve()
+
+
+def find_or_save_folder(loaded: LoadedModel) -> Path:
+    """The absolute folder of the model; one without safetensors files is saved once, until this process ends.
+
+    Raises:
+        OSError: the model could not be saved.
+    """
+    return find_safetensors_source_folder(loaded) or _saved_folder(loaded)
+
+
+def _saved_folder(loaded: LoadedModel) -> Path:
+    with _SAVE_LOCK:
+        if loaded.fingerprint not in _SAVED:
+            folder = Path(mkdtemp(prefix="emad-model-"))
+            atexit.register(rmtree, folder, ignore_errors=True)
+            save_model(loaded, folder)
+            _SAVED[loaded.fingerprint] = folder
+        return _SAVED[loaded.fingerprint]
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:

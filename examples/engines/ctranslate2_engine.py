@@ -3,53 +3,39 @@
 import json
 import tempfile
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 
 import ctranslate2
 import numpy as np
 
-from emad_ref import TokenLogProbs
 from pytest_emad import Completion, TokenDecoder
 
 
 @cache
-def converted(name):
-    return Path(ctranslate2.converters.TransformersConverter(name).convert(tempfile.mkdtemp(), force=True))
+def converted(folder):
+    out = ctranslate2.converters.TransformersConverter(folder).convert(tempfile.mkdtemp(), force=True)
+    return out, json.loads(Path(out, "vocabulary.json").read_text())
 
 
 class CTranslate2Engine(TokenDecoder):
-    def __init__(self, request):
-        super().__init__(request)
-        self.folder = converted(request.model.name)
-        self.names = json.loads((self.folder / "vocabulary.json").read_text())
-        self.engine = self.started()
-
-    def started(self):
-        return ctranslate2.Generator(str(self.folder), compute_type="float32", intra_threads=1, inter_threads=1)
-
     def ask(self, prompts, max_new, stop, **settings):
-        start, ends = [[self.names[token] for token in prompt] for prompt in prompts], sorted(stop)
-        settings |= {"max_length": max_new, "return_end_token": True, "include_prompt_in_result": False}
-        return self.engine.generate_batch(start, end_token=ends, **settings)
+        folder, names = converted(self.request.model.folder)
+        engine = ctranslate2.Generator(folder, compute_type="float32", intra_threads=1)  # it reads the seed once
+        settings |= {"max_length": max_new, "include_prompt_in_result": False, "return_end_token": True}
+        words = [[names[token] for token in prompt] for prompt in prompts]
+        return engine.generate_batch(words, end_token=sorted(stop), **settings)
+
+    def continue_row(self, prompt, max_new, stop, seed):
+        ctranslate2.set_random_seed(seed)
+        drawn = {"sampling_topk": 0, "sampling_temperature": self.temperature} if self.temperature else {}
+        row = self.ask([prompt], max_new, stop, return_logits_vocab=True, **drawn)[0]
+        return np.array(row.sequences_ids[0]), np.array([np.array(step) for step in row.logits[0]])
 
     def complete(self, prompts, max_new, stop):
-        found, order = {}, sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-        for _, rows in groupby(order, key=lambda row: (len(prompts[row]), self.temperature and row)):
-            together, drawn = list(rows), {}  # of a ragged batch it returns the end of longer prompts, too
-            if self.temperature:
-                ctranslate2.set_random_seed(self.row_seed(together[0]))
-                self.engine = self.started()  # its thread reads the seed once
-                drawn = {"sampling_topk": 0, "sampling_temperature": self.temperature}
-            found |= zip(together, self.ask([prompts[row] for row in together], max_new, stop, **drawn), strict=True)
-        tokens = [np.array(found[row].sequences_ids[0]) for row in range(len(prompts))]
-        return [Completion(row, int(row[-1]) in stop) for row in tokens]
-
-    def log_probs(self, prompts, max_new, top):
-        rows = [self.ask([each.tokens], max_new, (), return_logits_vocab=True)[0] for each in prompts]
-        logits = [np.array([np.array(step) for step in row.logits[0]]) for row in rows]
-        tokens = [np.array(row.sequences_ids[0]) for row in rows]
-        return [TokenLogProbs.of_logits(*row, top) for row in zip(tokens, logits, strict=True)]
+        if self.temperature or len({len(prompt) for prompt in prompts}) > 1:
+            return super().complete(prompts, max_new, stop)  # of a ragged batch it returns the ends of longer prompts
+        found = self.ask(prompts, max_new, stop)
+        return [Completion(np.array(row.sequences_ids[0]), row.sequences_ids[0][-1] in stop) for row in found]
 
 
 def pytest_emad_make_decoder(config, request):

@@ -28,31 +28,24 @@ def routers(name, layers):
 
 
 class TideEngine(TokenDecoder):
-    stated = StatedRule("exit at 0.85")  # replaced by what it logs of a request
-
     def __init__(self, request):
         super().__init__(request)
         if request.temperature:
             raise Unsupported("greedy only: it draws from the process's own generator")
-        layers = request.point.layers
         config = TIDE.TIDEConfig(exit_threshold=0.85 if self.own_rule else 2, min_layers=0)
+        layers = request.point.layers
         self.engine = TIDE.TIDE(request.model.load().model, routers(request.model.name, layers), config)
-        if self.own_rule:
-            self.continued(np.arange(3, 11), 64)
+        if self.own_rule:  # what it logs of a request
+            self.continue_row(np.arange(3, 11), 64, frozenset(), 0)
             exits, tokens = (log := self.engine.last_stats).exits_per_layer, log.total_tokens
             share = 1 - sum((layers - layer - 1) * n for layer, n in exits.items()) / (layers * tokens)
             self.stated = StatedRule("exit at 0.85", saved_blocks=1 - share, speedup=1 / share)
 
-    def continued(self, prompt, max_new):
+    def continue_row(self, prompt, max_new, stop, seed):
         tokens, end = torch.tensor(np.asarray(prompt))[None], len(prompt) + max_new
         while tokens.shape[1] < end:  # it ends at token 2, whatever that is
             tokens = self.engine.generate(tokens, max_new_tokens=end - tokens.shape[1], temperature=0.0)
-        return tokens[0, len(prompt) :].numpy()
-
-    def complete(self, prompts, max_new, stop):
-        rows = [self.continued(prompt, max_new) for prompt in prompts]
-        ends = [1 + int(np.argmax(found)) if (found := np.isin(row, sorted(stop))).any() else None for row in rows]
-        return [Completion(row[:end], end is not None) for row, end in zip(rows, ends, strict=True)]
+        return Completion.cut_at_stop(tokens[0, len(prompt) :].numpy(), stop).tokens, None
 
 
 def pytest_emad_make_decoder(config, request):

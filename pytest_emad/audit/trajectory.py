@@ -20,6 +20,7 @@ from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
 from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
+from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import (
     Lens,
     LensReference,
@@ -275,10 +276,21 @@ class Judge:
             self._refute(trajectory, int(positions[at]), complaint)
 
     def require_tokens_are_argmax(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
-        """Require that each of ``emitted`` [m] is the argmax of the emission at its claimed depth."""
-        self._judge_with_tolerances(
-            trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
-        )
+        """Require that each of ``emitted`` [m] is the argmax of the emission at its claimed depth.
+
+        A complaint about an engine at full depth says what its cause looks like.
+        """
+        try:
+            self._judge_with_tolerances(
+                trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
+            )
+        except RefutedPositionError as refuted:
+            if self.lens is None or not self.point.has_fixed_depth or self.point.ceiling < self.point.layers:
+                raise
+            prompt, logits = trajectory.tokens[: trajectory.first + 1], emitted_logits(reference, trajectory)
+            if not (cause := likely_cause(self.lens, prompt, emitted, logits[refuted.at], refuted.at)):
+                raise
+            raise RefutedPositionError(f"{refuted}; {cause}", refuted.at) from refuted
 
     def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)

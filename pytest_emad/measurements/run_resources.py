@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from emad_ref.absent import Absent
@@ -26,7 +25,7 @@ from emad_ref.errors import EmadError
 from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.fingerprint import hash_weights
 from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
-from emad_ref.models.model_spec import ModelSpec, find_safetensors_source_folder, save_model
+from emad_ref.models.model_spec import ModelSpec, find_or_save_folder
 from emad_ref.point import full_depth
 from emad_ref.probes.tuned_lens import copy_attachments
 from emad_ref.protocol import Decoder, ModelRef, Request, Unsupported
@@ -50,7 +49,7 @@ class ModelIsolation:
 
     def __init__(self, loaded: LoadedModel, make_copy: Callable[[LoadedModel], LoadedModel] | None = None):
         self._own, self._make_copy = loaded, make_copy or reload_model
-        self.ref = ModelRef(loaded.name, self._load)
+        self.ref = ModelRef(loaded.name, self._load, lambda: find_or_save_folder(self._own))
 
     @cached_property
     def copied_model(self) -> LoadedModel:
@@ -195,16 +194,14 @@ class RunResources:
 class RemoteDecoders:
     """Decoders at ``address``, made by ``make``; ``seconds`` limit each call.
 
-    A decoder of the wire protocol gets a folder of the model; one without safetensors files is saved once, in a
-    temporary folder that is removed with the run. A server at a URL has its own copy of the model, in the precision
-    ``dtype``; None: that of the judge.
+    A decoder of the wire protocol gets the folder of the model (``find_or_save_folder``). A server at a URL has its own
+    copy of the model, in the precision ``dtype``; None: that of the judge.
     """
 
     def __init__(self, address: Address, seconds: float, dtype: str | None = None):
         self._dtype = dtype
         self._engine = EngineClient(address, seconds) if isinstance(address, UrlAddress) else None
         self._remote = None if isinstance(address, UrlAddress) else DecoderClient(address, seconds)
-        self._saved: dict[str, TemporaryDirectory[str]] = {}  # by fingerprint
 
     def make(self, request: Request) -> Decoder:
         """Open a decoder. Raises as ``remote.client.DecoderClient.open_decoder``, and Unsupported."""
@@ -215,7 +212,7 @@ class RemoteDecoders:
             window = window_size(loaded.stepper.max_positions)
             return self._engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
         assert self._remote is not None, "an address is a URL or speaks the wire protocol"
-        folder = str(find_safetensors_source_folder(loaded) or self._save(loaded))
+        folder = str(find_or_save_folder(loaded))
         facts = loaded.provenance
         model = RequestedModel(loaded.name, folder, loaded.fingerprint, facts["dtype"], facts["device"])
         return self._remote.open_decoder(request, model, loaded.geometry.vocabulary)
@@ -240,15 +237,6 @@ class RemoteDecoders:
         return by_table if most is None else min(by_table, most())
 
     def close(self) -> None:
-        """Close connections and remove saved models. Idempotent."""
+        """Close connections. Idempotent."""
         if self._remote is not None:
             self._remote.close()
-        while self._saved:
-            self._saved.popitem()[1].cleanup()
-
-    def _save(self, loaded: LoadedModel) -> Path:
-        if loaded.fingerprint not in self._saved:
-            folder = TemporaryDirectory(prefix="emad-model-")
-            self._saved[loaded.fingerprint] = folder
-            save_model(loaded, Path(folder.name))
-        return Path(self._saved[loaded.fingerprint].name)

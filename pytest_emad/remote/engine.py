@@ -47,7 +47,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument, is_whole
 from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, TokenLogProbs, Unsupported
-from emad_ref.record import Floats, Ints
+from emad_ref.record import Ints
 from pytest_emad.remote.address import UrlAddress
 from pytest_emad.remote.client import TIMEOUT_REMEDY, DecoderFailed
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder, run_concurrently
@@ -118,17 +118,6 @@ class CompletionInterface(Protocol):
 
     def parse_log_probs(self, reply: Mapping[str, Any], prompt: Ints, tokens: Ints, top: int) -> TokenLogProbs:
         """Log-probabilities of the ``tokens`` after ``prompt`` in a reply. Raises as ``parse_completion``."""
-
-
-def _sorted_log_probs(
-    tokens: Ints, rivals: Sequence[Mapping[int, float]], top: int, prompt: Floats | None
-) -> TokenLogProbs:
-    """The ``top`` entries of each of ``rivals``, the likeliest first; ids break ties."""
-    best = [sorted(each.items(), key=lambda entry: (-entry[1], entry[0]))[:top] for each in rivals]
-    if len(best) != len(tokens) or any(len(row) < top for row in best):
-        raise InvalidReply(f"fewer than {top} log-probabilities for each of {len(tokens)} tokens")
-    ids = np.array([[token for token, _ in row] for row in best], dtype=np.int64)
-    return TokenLogProbs(tokens, ids, np.array([[value for _, value in row] for row in best]), prompt)
 
 
 def _require_own(
@@ -236,9 +225,9 @@ class OpenAIInterface:
         _require_own(tokens, rivals, ids, own)
         told = choice.get("prompt_logprobs")
         if told is None:
-            return _sorted_log_probs(tokens, rivals, top, None)
+            return TokenLogProbs.of_likeliest(tokens, rivals, top)
         known = [float(each[str(token)]["logprob"]) for token, each in zip(prompt[1:], told[1:], strict=True)]
-        return _sorted_log_probs(tokens, rivals, top, np.array(known))
+        return TokenLogProbs.of_likeliest(tokens, rivals, top, np.array(known))
 
 
 class LlamaCppInterface:
@@ -269,9 +258,7 @@ class LlamaCppInterface:
     def parse_completion(self, reply: Mapping[str, Any], stop: frozenset[int]) -> Completion:
         if "tokens" not in reply:
             raise Unsupported("the server returns no token ids (tokens): it is older than return_tokens")
-        tokens = _token_array(reply["tokens"])
-        at = np.flatnonzero(np.isin(tokens, sorted(stop)))
-        return Completion(tokens[: at[0] + 1], True) if len(at) else Completion(tokens, False)
+        return Completion.cut_at_stop(_token_array(reply["tokens"]), stop)
 
     def parse_text(self, reply: Mapping[str, Any]) -> str | None:
         text = reply.get("content")
@@ -305,7 +292,7 @@ class LlamaCppInterface:
             raise Unsupported("the server reports no log-probabilities (completion_probabilities)")
         rivals = [{int(e["id"]): float(e["logprob"]) for e in each["top_logprobs"]} for each in shown]
         _require_own(tokens, rivals, *([each.get(name) for each in shown] for name in ("id", "logprob")))
-        return _sorted_log_probs(tokens, rivals, top, None)
+        return TokenLogProbs.of_likeliest(tokens, rivals, top)
 
 
 def _named_id(name: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -114,7 +115,7 @@ def decode_open_decoder_request(frame: WireFrame) -> Request:
         **{part.name: read_field(described, part.name, parse_text) for part in fields(RequestedModel)}
     )
     return Request(
-        ModelRef(model.name, lambda: model),
+        ModelRef(model.name, lambda: model, lambda: Path(model.folder)),
         json_fields.point_from_json(read_field(frame.header, "point", parse_mapping)),
         seed=read_field(frame.header, "seed", parse_count),
         max_rows=read_field(frame.header, "max_rows", parse_positive_integer),

@@ -1,7 +1,8 @@
 """``TokenDecoder``: base of a decoder that only takes and returns token ids.
 
 Inference engines run every layer for every token and give no access to depths, probes or sessions. A subclass
-implements ``complete``; this class checks the request, declines what an engine cannot do, and writes the record.
+implements ``complete`` or ``continue_row``; this class checks the request, declines what an engine cannot do, and
+writes the record.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from emad_ref.protocol import (
     TokenLogProbs,
     Unsupported,
 )
-from emad_ref.record import Ints, Record, StopReason, make_fixed_depth_record
+from emad_ref.record import Floats, Ints, Record, StopReason, make_fixed_depth_record
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,23 @@ class Completion:
     tokens: Ints
     stopped: bool
 
+    @classmethod
+    def cut_at_stop(cls, tokens: Ints, stop: frozenset[int]) -> Completion:
+        """``tokens`` up to the first of ``stop``, for an engine that takes no stop ids. The audits then judge this cut.
+
+        Parameters
+        ----------
+        tokens : int64 [m]
+            What the engine generated.
+        stop : frozenset of int
+            The ids that end a row.
+        """
+        found = np.isin(tokens, sorted(stop))
+        return cls(tokens[: int(found.argmax()) + 1], True) if found.any() else cls(tokens, False)
+
 
 class TokenDecoder:
-    """Base of a decoder whose engine completes prompts at full depth. A subclass implements ``complete``.
+    """Base of a decoder whose engine completes prompts at full depth, by ``complete`` or ``continue_row``.
 
     Parameters
     ----------
@@ -56,6 +71,8 @@ class TokenDecoder:
 
     Attributes
     ----------
+    request : Request
+        As given: ``request.model.folder`` is the folder that an engine loads.
     capabilities : Capabilities
         A subclass whose logits carry more noise than float32 replaces it (``logit_noise``).
     concurrent : bool
@@ -78,6 +95,7 @@ class TokenDecoder:
         self.own_rule = request.own_rule
         if not point.has_fixed_depth or point.ceiling < point.layers:
             raise Unsupported(f"{point.name}: an engine runs every layer for every token")
+        self.request = request
         self._layers, self._max_rows = point.layers, request.max_rows
         self.temperature, self.seed = request.temperature, request.seed
 
@@ -85,13 +103,28 @@ class TokenDecoder:
         """Complete each of ``prompts`` (int64 [n], n ≥ 1) by at most ``max_new`` tokens, up to the first of ``stop``.
 
         ``temperature`` 0 is greedy. Otherwise tokens are drawn from softmax(logits / temperature) over the whole
-        vocabulary, and a row's tokens depend only on ``row_seed(row)`` and its prompt. Every subclass implements it.
+        vocabulary, and a row's tokens depend only on ``row_seed(row)`` and its prompt. A subclass implements it, or
+        ``continue_row``.
         """
-        raise NotImplementedError
+        rows = [self.continue_row(each, max_new, stop, self.row_seed(row))[0] for row, each in enumerate(prompts)]
+        return [Completion(tokens, bool(len(tokens)) and int(tokens[-1]) in stop) for tokens in rows]
+
+    def continue_row(self, prompt: Ints, max_new: int, stop: frozenset[int], seed: int) -> tuple[Ints, Floats | None]:
+        """New tokens of one row (int64 [m]), and the logits [m, V] of each, or None, of an engine without batches."""
+        raise Unsupported("the engine reports no log-probabilities")
 
     def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> Sequence[TokenLogProbs]:
-        """``max_new`` greedy tokens of each prompt, with log-probabilities. A subclass may offer it."""
-        raise Unsupported("the engine reports no log-probabilities")
+        """``max_new`` greedy tokens of each prompt, with log-probabilities. A subclass may offer it.
+
+        By default they follow from the logits of ``continue_row``.
+        """
+        rows = []
+        for prompt in prompts:
+            tokens, logits = self.continue_row(prompt.tokens, max_new, frozenset(), 0)
+            if logits is None:
+                raise Unsupported("the engine reports no log-probabilities")
+            rows.append(TokenLogProbs.of_logits(tokens, logits, top))
+        return rows
 
     def token_arrivals(
         self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool

@@ -196,6 +196,7 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
 
     ``stream`` returns uncaptured standard error, for the stack of a call that cannot be interrupted.
     """
+    from pytest_emad.measurements.run_resources import get_judge_model  # imports torch
     from pytest_emad.run.guarded_decoder import CallTimeLimit, GuardedDecoder, require_decoder  # imports NumPy
 
     hook_seconds = get_run_settings(config).decoder_timeout or HOOK_TIMEOUT_S
@@ -216,7 +217,9 @@ def make_guarded_decoder(config: pytest.Config, stream: Callable[[], TextIO | No
         count(OWN_RULE, getattr(decoder, "stated", None) is None)
     seconds = None if name == REMOTE_PROVIDER else hook_seconds
     said = describe_provider(config, name, registered_providers_by_name(config)[name])
-    return GuardedDecoder(decoder, CallTimeLimit(said, seconds, stream()), count)
+    judge = get_judge_model()
+    vocabulary = None if judge is None else judge.geometry.vocabulary
+    return GuardedDecoder(decoder, CallTimeLimit(said, seconds, stream()), count, vocabulary)
 
 
 def make_decoder(config: pytest.Config, request: Request) -> Decoder:

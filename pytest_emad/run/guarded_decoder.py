@@ -63,8 +63,10 @@ def require_step(call: str, answer: Any) -> Step:
     return step
 
 
-def require_record(call: str, answer: Any) -> Record:
+def require_record(call: str, answer: Any, vocabulary: int | None = None) -> Record:
     """Return ``answer`` of ``call`` if it has the parts of a ``Record``, lists with an entry per prompt among them.
+
+    ``vocabulary``: every emitted id must be below it; None: any id is accepted.
 
     Raises:
         MalformedAnswerError: as ``require_step``.
@@ -76,7 +78,9 @@ def require_record(call: str, answer: Any) -> Record:
         if not isinstance(getattr(answer, part), list | tuple | np.ndarray):  # rows of equal length may be one array
             raise _malformed(call, f"{part} as {type(getattr(answer, part)).__name__}", "a list with an entry a prompt")
     for row, each in enumerate(answer.emitted):
-        require_integer_vector(call, each, f"emitted[{row}] as ")
+        tokens = require_integer_vector(call, each, f"emitted[{row}] as ")
+        if vocabulary is not None and len(foreign := tokens[(tokens < 0) | (tokens >= vocabulary)]):
+            raise _malformed(call, f"emitted[{row}] with the id {foreign[0]}", f"ids from 0 to {vocabulary - 1}")
     for column in (each.name for each in fields(TokenTable)):
         if not isinstance(found := getattr(answer.tokens, column, None), np.ndarray):
             raise _malformed(call, f"tokens.{column} as {type(found).__name__}", "a NumPy array")
@@ -175,10 +179,10 @@ class CallTimeLimit:
 
 
 class GuardedDecoder:
-    """``decoder`` under a time limit. Attributes that this class lacks are the decoder's own."""
+    """``decoder`` under a time limit, whose ids are below ``vocabulary``. Other attributes are the decoder's own."""
 
-    def __init__(self, decoder: Decoder, limit: CallTimeLimit, count: CountFeature):
-        self._decoder, self._limit, self._count = decoder, limit, count
+    def __init__(self, decoder: Decoder, limit: CallTimeLimit, count: CountFeature, vocabulary: int | None = None):
+        self._decoder, self._limit, self._count, self._vocabulary = decoder, limit, count, vocabulary
 
     @property
     def capabilities(self) -> Capabilities:
@@ -197,7 +201,7 @@ class GuardedDecoder:
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         with self._limit("generate"):
-            return require_record("generate", self._decoder.generate(prompts, max_new, stop))
+            return require_record("generate", self._decoder.generate(prompts, max_new, stop), self._vocabulary)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
         with self._limit("start"), count_feature_outcome(self._count, SESSIONS):
@@ -237,7 +241,7 @@ class GuardedDecoder:
         with count_feature_outcome(self._count, CONCURRENCY), self._limit("generate_at_once", len(requests)):
             if ask is None:
                 raise Unsupported("the decoder takes one request at a time")
-            return [require_record("generate_at_once", each) for each in ask(requests, at_once)]
+            return [require_record("generate_at_once", each, self._vocabulary) for each in ask(requests, at_once)]
 
     def synchronize(self) -> None:
         with self._limit("synchronize"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from pytest_emad.run.decoder_providers import OUR_PROVIDER, requested_provider_name
@@ -33,6 +34,33 @@ def test_a_conftest_provides_the_decoder(project: pytest.Pytester, run: Run) -> 
     project.makeconftest("def pytest_emad_make_decoder(config, request): return request.model.name")
     project.makepyfile(ASK.format(expected="m"))
     run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("end", ["pass", "assert False", "raise KeyboardInterrupt", "pytest.exit('over')"])
+def test_what_all_decoders_of_a_run_share_is_closed_with_it(project: pytest.Pytester, run: Run, end: str) -> None:
+    """A child process of an engine once kept a finished run alive for 40 minutes."""
+    project.makeconftest("""
+        import subprocess, sys
+        from functools import cache
+        from pathlib import Path
+
+        @cache
+        def engine(config):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            Path("child").write_text(str(child.pid))
+            config.add_cleanup(child.wait)  # the last one added runs first
+            config.add_cleanup(child.kill)
+            return "mine"
+
+        def pytest_emad_make_decoder(config, request):
+            return engine(config)
+        """)
+    project.makepyfile(ASK.format(expected="mine") + f"    {end}\n")
+    try:
+        run()
+    except KeyboardInterrupt:
+        assert end == "raise KeyboardInterrupt"
+    assert not psutil.pid_exists(int((project.path / "child").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,20 @@ def test_an_answer_of_another_form_is_named(call: str, answer: Any, said: str) -
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("token", [-1, 7])
+def test_an_id_outside_the_vocabulary_is_named(token: int) -> None:
+    """An engine gave its padding as a token, and each audit ended in an IndexError of torch."""
+    answers = Answers(replace(RECORD, emitted=[np.array([6, token])]))
+    decoder = GuardedDecoder(answers, NO_LIMIT, lambda *seen: None, vocabulary=7)  # type: ignore[arg-type]
+    for ask in (
+        lambda: decoder.generate(PROMPTS, 2),
+        lambda: decoder.generate_at_once([(PROMPTS, 2, frozenset())], 2),
+    ):
+        with pytest.raises(MalformedAnswerError) as refused:
+            ask()
+        assert f"returned emitted[0] with the id {token}, but expected ids from 0 to 6" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("declared", "said"),
     [({"max_feed": 1}, "a dict"), ([], "a list"), (None, "a NoneType"), (Capabilities, "the class Capabilities")],

@@ -157,7 +157,7 @@ FAULTS: dict[str, tuple[Callable[[], Engine], str, str]] = {  # engine, file, an
     "a stream that hangs": (lambda: Hanging(completing(), window=WINDOW), REQUESTS, "after 3 events of a stream"),
 }
 OF_VLLM = {  # defect of the stand-in for vLLM, file, message
-    "prompt cut": (POSITIONS, "emitted"),
+    "prompt cut": (POSITIONS, "it looks like a prompt cut to its last 500 tokens"),
     "ended near the window's end": (POSITIONS, "and the stop tokens give"),
     "temperature ignored": (SAMPLING, "of all temperatures"),
     "temperature rounded to tenths": (SAMPLING, "temperature"),

@@ -93,6 +93,12 @@ def test_a_model_reference_compares_by_name_and_loads_only_when_asked():
     assert "lambda" not in repr(mine)
 
 
+def test_a_model_reference_has_a_folder_only_where_a_caller_names_one(tmp_path):
+    assert ModelRef("emad-tiny", lambda: None, lambda: tmp_path).folder == str(tmp_path)
+    with pytest.raises(BadArgument, match=r"request\.model\.folder=None, but expected a folder of mine; use request\."):
+        ModelRef("mine", lambda: None).folder  # noqa: B018  # reading it is what fails
+
+
 def test_defaults_promise_the_least():
     assert Capabilities() == Capabilities(max_feed=1, schedules=frozenset({"monotone"}), counted=True, logit_noise=0.0)
     defaults = {f.name: f.default for f in fields(Request)}

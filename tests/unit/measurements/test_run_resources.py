@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import torch
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.fingerprint import hash_weights
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.models.model_spec import FingerprintMismatch, find_safetensors_source_folder
 from emad_ref.models.quantisation import int8_copy
@@ -195,14 +198,15 @@ def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
 
 
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
-    """A request has a name and access to the copy only."""
+    """A request has a name, access to the copy, and the folder."""
     subject = ModelUnderTest(
         nano, STUDY, RunResources(lambda request: held.append(request) or make_decoder_on_judge_model(request))
     )
     held: list[Request] = []
     decoded(subject)
     (request,) = held
-    assert vars(request.model) == {"name": "emad-nano", "load": request.model.load}
+    assert vars(request.model) == {"name": "emad-nano", "load": request.model.load, "locate": request.model.locate}
+    assert request.model.folder == str(weights_folder() / "emad-nano")
     assert request.model.load() is not nano
 
 
@@ -272,6 +276,24 @@ def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
     assert make_decoder_on_judge_model(request).stepper is make_reference_decoder(request).stepper is nano.stepper
 
 
+def test_a_request_names_the_folder_that_an_engine_loads():
+    """A bundled model lies in its own folder; random weights are saved once."""
+    bundled, random = (ModelIsolation(load(name)) for name in ("emad-nano", "random:emad-nano"))
+    assert bundled.ref.folder == str(weights_folder() / "emad-nano")
+    assert random.ref.folder == random.ref.folder != bundled.ref.folder
+    assert load(random.ref.folder).fingerprint == random.ref.load().fingerprint
+    assert hash_weights(load(random.ref.folder).model) == hash_weights(random.ref.load().model)
+
+
+def test_a_saved_model_goes_with_the_process():
+    names = "from emad_ref import load; from emad_ref.models.model_spec import find_or_save_folder as find"
+    code = f"{names}; print(find(load('random:emad-nano')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.splitlines()[-1])
+    assert folder.name.startswith("emad-model-")
+    assert not folder.exists()
+
+
 def told_of(distant, asked, loaded):
     """Return the model as the other side received it."""
     distant.make(Request(ModelRef(loaded.name, lambda: loaded), full_depth(loaded.geometry.layers)))
@@ -316,7 +338,7 @@ def test_a_folder_is_named_absolutely(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["random:emad-nano", "control:identity-upper"])
-def test_a_model_that_lies_nowhere_is_saved_once_and_goes_with_the_run(name):
+def test_a_model_that_lies_nowhere_is_saved_once(name):
     loaded = load(name, seed=3)
     with listening() as (where, asked):
         distant = RemoteDecoders(where, 10)
@@ -328,9 +350,6 @@ def test_a_model_that_lies_nowhere_is_saved_once_and_goes_with_the_run(name):
         assert told_of(distant, asked, loaded)["folder"] == str(folder)
         other = Path(told_of(distant, asked, load(name, seed=4))["folder"])
         assert other != folder
-        distant.close()
-        assert not folder.exists()
-        assert not other.exists()
         distant.close()
 
 
