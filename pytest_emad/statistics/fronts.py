@@ -18,7 +18,8 @@ to sample. It centres θ* on its own mean and not on θ̂. If many points are ne
 of them on evaluation, and samples average over several. A bias "correction" by the difference would count that chance
 twice (with independent noise at each of 33 points the error of a one-sided 5 % bound was 12 %). As with means, the
 bound is never more confident than Student's t: with 30 documents, half of them equal on both sides, the error of the
-bootstrap alone was 6.6 %.
+bootstrap alone was 6.6 %. Nor is it more confident than blocks of neighbouring evaluation documents
+(``rates.widen_by_neighbour_blocks``).
 
 ``estimate_saving_at_loss`` goes the other way round:
 
@@ -46,7 +47,12 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import LEVEL, LegTest, build_leg_test
-from pytest_emad.statistics.rates import draw_document_counts, estimate_from_bootstrap_t_values, required_resamples
+from pytest_emad.statistics.rates import (
+    draw_document_counts,
+    estimate_from_bootstrap_t_values,
+    required_resamples,
+    widen_by_neighbour_blocks,
+)
 from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import Claim, Leg
 from pytest_emad.sweep.front import (
@@ -215,13 +221,12 @@ def _estimates(
         counts = (draw_document_counts(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
         sample = _ResampledFronts(chosen, judged, *counts)
         for number, level in enumerate(levels):
-            resampled[number].append(sample.difference(level))
+            resampled[number].append(sample.difference(level)[:2])
     estimates = []
-    for (value, error), parts in zip(differences, resampled, strict=True):
+    for (value, error, (residuals,)), parts in zip(differences, resampled, strict=True):
         values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
-        estimates.append(
-            _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
-        )
+        estimate = _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
+        estimates.append(widen_by_neighbour_blocks(estimate, residuals, threshold=threshold))
     return estimates
 
 
@@ -246,13 +251,16 @@ class _ResampledFronts:
             for before, sheet in zip(chosen, judged, strict=True)
         ]
 
-    def difference(self, level: float) -> tuple[Floats, Floats]:
-        """(θ, its standard error), both [draws], at ``level`` or the largest saving that both sides reach in a draw."""
+    def difference(self, level: float) -> tuple[Floats, Floats, Floats]:
+        """(θ [draws], its standard error [draws], each document's part of the error [draws, documents]).
+
+        At ``level``, or at the largest saving that both sides reach in a draw.
+        """
         saving = np.minimum(level, np.minimum(*(side.reach for side in self.sides)))
         (mine, pull), (theirs, push) = (side.at(saving, self.counts) for side in self.sides)
         z, documents = pull - push, self.counts.shape[1]
         scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_selection_estimate`` reports
-        return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z))
+        return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z)), z
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,7 @@ from pytest_emad.statistics.units import (
     effective_sample_size,
     float_column,
     require_paired,
+    sum_blocks_of_neighbours,
     sum_dependent_units,
 )
 
@@ -42,6 +43,7 @@ RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
 PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache holds them, ten times faster than all
 FEWEST_DIFFERING = 10  # least differing units for a meaningful bootstrap
+NEIGHBOUR_BLOCKS = (32, 16)  # blocks of neighbours in corpus order whose totals also give the sampling error
 
 
 def required_resamples(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
@@ -157,6 +159,39 @@ def estimate_from_bootstrap_t_values(
     )
 
 
+def widen_by_neighbour_blocks(
+    estimate: Estimate, residuals: Floats, *, threshold: float, level: float = 0.95
+) -> Estimate:
+    """``estimate`` with the least certain sampling error: its own, and those of blocks of neighbouring documents.
+
+    Documents of one author, template or source depend on each other, and stand beside each other in most corpora. The
+    totals of 32 and of 16 blocks of neighbours are nearly independent, so Student's t on the totals includes what
+    neighbours share. The larger p-value and the wider bound count. With documents of ten to an author a true rise on
+    the threshold is falsified in 2 % instead of 13 %. Blocks do not see documents that are alike and far apart.
+
+    Args:
+        residuals: [documents] contribution of each document to the error of the value, in corpus order; they add up to
+            0. Fewer than 16 documents have no blocks, fewer than 32 only 16.
+    """
+    documents = len(residuals)
+    for blocks in (blocks for blocks in NEIGHBOUR_BLOCKS if documents >= blocks):
+        totals = sum_blocks_of_neighbours(residuals, blocks)
+        error = math.sqrt(blocks / (blocks - 1) * float(totals @ totals))
+        if error == 0:
+            continue  # no spread between blocks adds nothing to the documents' own
+        t, reach = (estimate.value - threshold) / error, float(stats.t.ppf((1 + level) / 2, blocks - 1)) * error
+        distance = estimate.distance
+        estimate = replace(
+            estimate,
+            low=min(estimate.low, estimate.value - reach),
+            high=max(estimate.high, estimate.value + reach),
+            p_above=max(estimate.p_above, float(stats.t.sf(t, blocks - 1))),
+            p_below=max(estimate.p_below, float(stats.t.cdf(t, blocks - 1))),
+            distance=distance and replace(distance, error=max(distance.error, error)),
+        )
+    return estimate
+
+
 ROUNDING = 1e-12  # relative: two sums that differ by less may differ only by the order of addition
 # A document is ruined if it loses this much per token: its perplexity is e times as high. With a larger number no run
 # of 400 documents could let a claim about 1 % survive. With a smaller one 300 documents would not be required, although
@@ -246,6 +281,8 @@ def mean_rate(
     30, 60 and 200 documents, is 4.9 % with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of σ =
     1 (800 simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
 
+    Documents, which are in corpus order, are also taken in blocks of neighbours (``widen_by_neighbour_blocks``).
+
     If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, resampling
     fails: see ``estimate_near_identical_units``.
 
@@ -295,6 +332,9 @@ def mean_rate(
     estimate = studentised_bootstrap_estimate(
         x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun, counted=counted, worst=worst
     )
+    if isinstance(sums, ByDocument):
+        _, z, _ = ratio_residuals_and_standard_error(x, weight)
+        estimate = widen_by_neighbour_blocks(estimate, z / weight.sum(), threshold=threshold, level=level)
     return replace(estimate, note=note)
 
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from pytest_emad.statistics.estimate import needed_sample_size, pvalue_with_unseen_units
+from pytest_emad.statistics import rates
+from pytest_emad.statistics.estimate import (
+    Estimate,
+    ThresholdDistance,
+    needed_sample_size,
+    pvalue_with_unseen_units,
+)
 from pytest_emad.statistics.legs import build_leg_test, decide_legs
 from pytest_emad.statistics.rates import (
     FEWEST_DIFFERING,
@@ -23,6 +29,7 @@ from pytest_emad.statistics.rates import (
     estimate_perplexity_rise,
     estimate_within_document_slope,
     mean_rate,
+    widen_by_neighbour_blocks,
 )
 from pytest_emad.statistics.units import ByDocument, ByItem, ByPair, DocumentMembership, effective_sample_size
 
@@ -433,8 +440,9 @@ def test_a_price_is_paid_for_what_no_sample_shows():
 
 
 @pytest.mark.parametrize("side", [1, -1])
-def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side):
+def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side, monkeypatch):
     """An unseen document may lie twice as far out as the most extreme seen one, on either side."""
+    monkeypatch.setattr(rates, "NEIGHBOUR_BLOCKS", ())  # their sampling error pays for nothing unseen
     each = side * np.exp(1.6 * np.random.default_rng(0).standard_normal(200))
     nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
     tokens = ByDocument.from_whole_documents(np.full(200, 100))
@@ -449,12 +457,46 @@ def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side):
     assert p[0] > 1.15 * p[1]
 
 
+@pytest.mark.parametrize(("n", "counts"), [(15, ()), (16, (16,)), (31, (16,)), (32, (32, 16)), (200, (32, 16))])
+def test_the_sampling_error_is_also_that_of_blocks_of_neighbours(n, counts):
+    residuals = np.repeat(rng().standard_normal(-(-n // 2)), 2)[:n]
+    sure = Estimate(0.5, 0.4, 0.6, n, 1e-9, 1e-9, "nats", "", "documents", distance=ThresholdDistance(-0.5, 1e-9))
+    found = widen_by_neighbour_blocks(sure, residuals, threshold=0.0)
+    errors = []
+    for count in counts:
+        totals = np.array([part.sum() for part in np.split(residuals, block_starts(n, count)[1:])])
+        errors.append((count, math.sqrt(count / (count - 1) * (totals @ totals))))
+    assert found.distance.error == pytest.approx(max([1e-9, *(error for _, error in errors)]))
+    assert found.p_above == pytest.approx(max([1e-9, *(stats.t.sf(0.5 / error, count - 1) for count, error in errors)]))
+    assert found.p_below == pytest.approx(max([1e-9, *(stats.t.cdf(0.5 / error, count - 1) for count, error in errors)]))
+    reaches = [0.1, *(stats.t.ppf(0.975, count - 1) * error for count, error in errors)]
+    assert (found.low, found.high) == pytest.approx((0.5 - max(reaches), 0.5 + max(reaches)))
+
+
+def block_starts(n, count):
+    return np.linspace(0, n, count, endpoint=False).round().astype(int)
+
+
+def test_documents_by_one_author_are_worth_less_beside_each_other():
+    """Ten documents an author: beside each other as in a corpus, then scattered, where no block can see them."""
+    rise = 0.01 + 0.02 * np.repeat(rng().standard_normal(20), 10)
+    tokens = ByDocument.from_whole_documents(np.full(200, 100))
+    beside, scattered = (
+        mean_rate(tokens.with_values(100 * each), tokens, threshold=0.0, rng=rng(), unit="nats")
+        for each in (rise, rng().permutation(rise))
+    )
+    assert beside.high - beside.low > 2 * (scattered.high - scattered.low)
+    assert beside.p_above > 20 * scattered.p_above
+    items = ByItem.from_independent_items(100 * rise), ByItem.from_independent_items(np.full(200, 100))
+    assert mean_rate(*items, threshold=0.0, rng=rng(), unit="nats").p_above < 0.05 * beside.p_above, "drawn at random"
+
+
 @pytest.mark.parametrize("n", [320, 600, 2000])
 def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
     """A rise of 0.2 % with little noise: the requested number of documents decides, a tenth fewer do not."""
 
     def of(count):
-        each = 0.002 + 0.004 * stats.norm.ppf((np.arange(count) + 0.5) / count)
+        each = 0.002 + 0.004 * rng().permutation(stats.norm.ppf((np.arange(count) + 0.5) / count))
         tokens = ByDocument.from_whole_documents(np.full(count, 100))
         full = tokens.with_values(200.0 + 0 * each)
         return estimate_perplexity_rise(full.with_values(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
@@ -469,7 +511,7 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
 
 def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
     """Documents that rise by 3 % but with a long tail of gains: two standard errors above, yet uncertain."""
-    tail = np.exp(1.2 * stats.norm.ppf((np.arange(100) + 0.5) / 100))
+    tail = rng().permutation(np.exp(1.2 * stats.norm.ppf((np.arange(100) + 0.5) / 100)))
     each = 0.015 * (2 - tail / tail.mean())
     tokens = ByDocument.from_whole_documents(np.full(100, 100))
     full = tokens.with_values(200.0 + 0 * each)
