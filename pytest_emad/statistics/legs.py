@@ -116,6 +116,7 @@ class LegTest:
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
     ``worst``       assumed loss of an unseen document in nats per token; 0: none.
+    ``slack``       distance of the value from the threshold in the same unit, positive on the good side.
     ``cannot_survive``  reason why the leg stays open where its value would let it survive; "": none.
     ``surely_fails``    reason why the leg is falsified without Holm's correction where it would be open; "": none.
     """
@@ -127,6 +128,7 @@ class LegTest:
     unsteady: str = ""
     falling: bool | None = None
     worst: float = 0.0
+    slack: float = 0.0
     cannot_survive: str = ""
     surely_fails: str = ""
 
@@ -168,7 +170,8 @@ def build_leg_test(
     if (distance := estimate.distance) is None:
         return tested
     of = noun if distance.equal else f"{noun} of equal weight"
-    return replace(tested, noun=of, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
+    slack = distance.gap if bad == "above" else -distance.gap
+    return replace(tested, noun=of, falling=slack < 0, worst=distance.worst or 0.0, slack=slack)
 
 
 def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
@@ -201,7 +204,9 @@ def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> 
         reason = _join_reasons(leg.reason, f"{remedy}: {_rule_of_three(test)}")
         return replace(leg, reason=reason, remedy=remedy, enough=test.to_survive)
     return replace(
-        leg, outcome="survived", reason=_join_reasons(leg.reason, _rule_of_three(test) if test.to_survive else "")
+        leg,
+        outcome="survived",
+        reason=_join_reasons(leg.reason, *((_rule_of_three(test), _breaking_shares(test)) if test.to_survive else ())),
     )
 
 
@@ -210,6 +215,17 @@ def _rule_of_three(test: LegTest) -> str:
     n = test.leg.n
     assumed = f", by up to {test.worst:.2g} nats per token" if test.worst else ""
     return f"{format_unit_count(n, test.noun)} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
+
+
+RUINS = (2.0, 10.0)  # nats per token
+
+
+def _breaking_shares(test: LegTest) -> str:
+    """The shares of ruined documents with which the whole text would lie on the threshold."""
+    if not test.worst or test.slack <= 0:
+        return ""
+    shares = (f"{100 * min(1.0, test.slack / nats):.2g} % that lose {nats:g} nats per token" for nats in RUINS)
+    return f"unseen {test.noun} would break it: {' or '.join(shares)}"
 
 
 def _join_reasons(*parts: str) -> str:

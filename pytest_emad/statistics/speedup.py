@@ -232,7 +232,13 @@ def estimate_speedup_per_request(
     if np.ptp(logs) <= 8 * np.finfo(np.float64).eps * max(1.0, np.abs(logs).max()):
         return _identical_ratio(ratio, n, threshold, level, unit)
     noise, away = measure_steadiness(a, b), math.log(threshold)
-    looks = [logs, *(sum_blocks_of_neighbours(logs, blocks) / sum_blocks_of_neighbours(np.ones(n), blocks) for blocks in _blocks(n))]
+    looks = [
+        logs,
+        *(
+            sum_blocks_of_neighbours(logs, blocks) / sum_blocks_of_neighbours(np.ones(n), blocks)
+            for blocks in _blocks(n)
+        ),
+    ]
     reaches = [
         float(special.stdtrit(len(look) - 1, (1 + level) / 2))
         * look.std(ddof=1)
@@ -312,7 +318,10 @@ def _least_sure(
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below), the worst of each over pairs, blocks of time and processes."""
     a, b = (np.asarray(column.values, dtype=np.float64) for column in (times_a, times_b))
-    looks = [(a, b), *((sum_blocks_of_neighbours(a, blocks), sum_blocks_of_neighbours(b, blocks)) for blocks in _blocks(len(a)))]
+    looks = [
+        (a, b),
+        *((sum_blocks_of_neighbours(a, blocks), sum_blocks_of_neighbours(b, blocks)) for blocks in _blocks(len(a))),
+    ]
     if times_a.process_count > 1:
         looks.append((times_a.independent_values, times_b.independent_values))
     lows, highs, above, below = zip(

@@ -232,6 +232,13 @@ EMAD_F1 = [
         icc=(0.0,),
     ),
     *celled(
+        "twice the threshold, lengths log-normal",
+        "power",
+        shaped(0.02, "normal", "log-normal"),
+        n=(200, 400),
+        icc=(0.0,),
+    ),
+    *celled(
         "nothing is lost, nor gained",
         "power",
         shaped(0.001, "normal", "unequal"),

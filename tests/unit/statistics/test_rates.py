@@ -23,6 +23,7 @@ from pytest_emad.statistics.rates import (
     FEWEST_DIFFERING,
     DocumentLossAndWork,
     FullDepthBaseline,
+    cap_document_weights,
     draw_document_counts,
     estimate_entropy_changes,
     estimate_entropy_slope,
@@ -439,22 +440,38 @@ def test_a_price_is_paid_for_what_no_sample_shows():
         assert exact * (1 - 1e-9) <= pvalue_with_unseen_units(base, gap, worst, n) <= min(1.0, 1.03 * exact)
 
 
-@pytest.mark.parametrize("side", [1, -1])
-def test_a_long_tail_that_the_sample_may_lack_costs_its_side(side, monkeypatch):
-    """An unseen document may lie twice as far out as the most extreme seen one, on either side."""
+def test_a_long_tail_of_losses_that_the_sample_may_lack_costs_certainty(monkeypatch):
+    """An unseen document may lie twice as far out as the most extreme seen one."""
     monkeypatch.setattr(rates, "NEIGHBOUR_BLOCKS", ())  # their sampling error pays for nothing unseen
-    each = side * np.exp(1.6 * np.random.default_rng(0).standard_normal(200))
-    nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
-    tokens = ByDocument.from_whole_documents(np.full(200, 100))
-    full = tokens.with_values(200.0 + 0 * nats)
-    paid, bare = (
-        estimate_perplexity_rise(
-            full.with_values(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=worst
-        )
-        for worst in (0.0, None)
-    )
-    p = [(one.p_below, one.p_above)[:: int(side)][0] for one in (paid, bare)]
-    assert p[0] > 1.15 * p[1]
+    each = np.exp(1.6 * np.random.default_rng(0).standard_normal(200))
+    nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - 0.0007
+    paid, bare = (rise_of(nats, worst).p_below for worst in (0.0, None))
+    assert paid > 1.15 * bare
+
+
+def rise_of(nats, worst, tokens=100):
+    """Estimate the perplexity rise of documents that lose ``nats`` per token."""
+    count = ByDocument.from_whole_documents(np.full(len(nats), tokens))
+    full = count.with_values(2.0 * count.values)
+    arms = full.with_values(full.values + count.values * nats), full, count
+    return estimate_perplexity_rise(*arms, threshold=0.01, rng=rng(), worst=worst)
+
+
+def test_only_gains_below_zero_cost_certainty_that_a_rise_is_real(monkeypatch):
+    monkeypatch.setattr(rates, "NEIGHBOUR_BLOCKS", ())
+    nats = 0.016 + 0.02 * np.random.default_rng(0).standard_exponential(60) - 0.02
+    without = nats - min(0.0, nats.min())  # no document gains, although some lie far below the mean
+    paid, bare = (rise_of(without, worst).p_above for worst in (0.0, None))
+    assert paid == bare
+    gains = np.where(np.arange(60) % 20 == 0, -0.05, nats)
+    paid, bare = (rise_of(gains, worst).p_above for worst in (0.0, None))
+    assert paid > bare
+
+
+def test_a_long_document_weighs_no_more_than_four_median_ones():
+    sums, weights = cap_document_weights(each(1.0, 3.0, 4.0, 50.0), each(2.0, 3.0, 4.0, 100.0))
+    assert (weights.values / [2, 3, 4, 100]).tolist() == pytest.approx([1, 1, 1, 0.14])
+    assert (sums.values / weights.values).tolist() == pytest.approx([0.5, 1.0, 1.0, 0.5])
 
 
 @pytest.mark.parametrize(("n", "counts"), [(15, ()), (16, (16,)), (31, (16,)), (32, (32, 16)), (200, (32, 16))])
@@ -468,7 +485,9 @@ def test_the_sampling_error_is_also_that_of_blocks_of_neighbours(n, counts):
         errors.append((count, math.sqrt(count / (count - 1) * (totals @ totals))))
     assert found.distance.error == pytest.approx(max([1e-9, *(error for _, error in errors)]))
     assert found.p_above == pytest.approx(max([1e-9, *(stats.t.sf(0.5 / error, count - 1) for count, error in errors)]))
-    assert found.p_below == pytest.approx(max([1e-9, *(stats.t.cdf(0.5 / error, count - 1) for count, error in errors)]))
+    assert found.p_below == pytest.approx(
+        max([1e-9, *(stats.t.cdf(0.5 / error, count - 1) for count, error in errors)])
+    )
     reaches = [0.1, *(stats.t.ppf(0.975, count - 1) * error for count, error in errors)]
     assert (found.low, found.high) == pytest.approx((0.5 - max(reaches), 0.5 + max(reaches)))
 
