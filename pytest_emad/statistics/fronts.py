@@ -114,6 +114,7 @@ class EqualFlopsComparison:
 
     ``level``     the requested saving; ``saving``: the saving of both, less if a side falls short on evaluation.
     ``estimate``  θ against the threshold; None for a tie, if both decide equally on every document.
+    ``tied``      whether θ is shown to lie within the tie margin of the threshold.
     """
 
     level: float
@@ -121,6 +122,7 @@ class EqualFlopsComparison:
     ours: FrontMixtureByDocument
     rival: FrontMixtureByDocument
     estimate: Estimate | None
+    tied: bool = False
 
 
 def resample_count_for_legs(legs: int) -> int:
@@ -137,6 +139,7 @@ def compare_families_at_saving_levels(
     rng: np.random.Generator,
     unit: str,
     resamples: int = FRONT_RESAMPLES,
+    tie_margin: float = 0.0,
 ) -> list[EqualFlopsComparison]:
     """θ at each of ``levels`` that both families reach on validation.
 
@@ -144,6 +147,9 @@ def compare_families_at_saving_levels(
         ours, rival: judged on the same evaluation documents, chosen on the same validation documents.
         threshold: of θ, in the loss's unit per token.
         resamples: bootstrap samples; the smallest p-value is 1 / (resamples + 1).
+        tie_margin: largest difference of θ from ``threshold`` that is of no interest. p_above is against the threshold
+            plus the margin, p_below against the threshold less it. If both one-sided tests show θ to lie between the
+            two, the sides are tied (two one-sided tests: Schuirmann 1987).
 
     Raises:
         BadArgument: other documents on either side.
@@ -162,10 +168,10 @@ def compare_families_at_saving_levels(
         comparisons.append(EqualFlopsComparison(level, saving, mine, theirs, None))
     open_ = [number for number, each in enumerate(comparisons) if not _is_tied(each)]
     estimates = _estimates(
-        (ours, rival), [comparisons[number].level for number in open_], threshold, rng, unit, resamples
+        (ours, rival), [comparisons[number].level for number in open_], threshold, rng, unit, resamples, tie_margin
     )
-    for number, estimate in zip(open_, estimates, strict=True):
-        comparisons[number] = replace(comparisons[number], estimate=estimate)
+    for number, (estimate, tied) in zip(open_, estimates, strict=True):
+        comparisons[number] = replace(comparisons[number], estimate=estimate, tied=tied)
     return comparisons
 
 
@@ -174,7 +180,8 @@ def build_comparison_leg_test(
 ) -> LegTest:
     """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.
 
-    A tie has no p-value and does not count: if both sides decide equally, no text distinguishes them.
+    A tie decides nothing. If both sides decide equally, no text distinguishes them, and there is no p-value. If they
+    are shown to differ by no more than the tie margin, neither side of the claim is shown, and both p-values are 1.
 
     Args:
         estimate: of ``comparison``, in the claim's own unit; None for a tie.
@@ -187,8 +194,14 @@ def build_comparison_leg_test(
         )
         return LegTest(tie, ByDocument.noun, lambda error: None)
     weighted = build_leg_test(name, estimate, "above", threshold, claim.minimum)
-    reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
-    return replace(weighted, leg=replace(weighted.leg, reason=reason))
+    leg = weighted.leg
+    within = ""
+    if comparison.tied and leg.p_falsify is not None:
+        margin = claim.thresholds["tie_margin"]
+        within = f"tied: shown to differ by less than ±{100 * margin:g} %, and more documents would not change it"
+        leg = replace(leg, p_falsify=1.0, p_survive=1.0)
+    reason = "; ".join(filter(None, (within, saved, leg.reason)))
+    return replace(weighted, leg=replace(leg, reason=reason))
 
 
 def _is_tied(comparison: EqualFlopsComparison) -> bool:
@@ -209,7 +222,9 @@ def _estimates(
     rng: np.random.Generator,
     unit: str,
     resamples: int,
-) -> list[Estimate]:
+    tie_margin: float,
+) -> list[tuple[Estimate, bool]]:
+    """Estimates at ``levels``, and whether each is shown to be tied."""
     if not levels:
         return []
     chosen, judged = ([getattr(side, name).loss_table for side in sides] for name in ("validation", "evaluation"))
@@ -225,8 +240,16 @@ def _estimates(
     estimates = []
     for (value, error, (residuals,)), parts in zip(differences, resampled, strict=True):
         values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
-        estimate = _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, threshold, unit)
-        estimates.append(widen_by_neighbour_blocks(estimate, residuals, threshold=threshold))
+        below_margin, above_margin = (
+            widen_by_neighbour_blocks(
+                _selection_estimate(float(value[0]), float(error[0]), values, errors, documents, against, unit),
+                residuals,
+                threshold=against,
+            )
+            for against in (threshold - tie_margin, threshold + tie_margin)
+        )
+        tied = max(below_margin.p_above, above_margin.p_below) <= LEVEL
+        estimates.append((replace(above_margin, p_below=below_margin.p_below), tied))
     return estimates
 
 
