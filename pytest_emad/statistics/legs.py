@@ -33,7 +33,13 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
-from pytest_emad.statistics.estimate import Estimate, holm_adjusted_pvalues, needed_sample_size
+from pytest_emad.statistics.estimate import (
+    Estimate,
+    format_forecast_range,
+    holm_adjusted_pvalues,
+    needed_sample_range,
+    needed_sample_size,
+)
 from pytest_emad.statistics.units import format_unit_count
 from pytest_emad.statistics.verdicts import TO_SURVIVE, Claim, Leg, LegIdentity, Outcome, Verdict
 
@@ -111,7 +117,8 @@ def unmeasured_leg(name: str, reason: str, **identity: Unpack[LegIdentity]) -> L
 class LegTest:
     """A leg before it is decided.
 
-    ``needed``      level → approximate number of ``noun`` that would decide it.
+    ``needed``      level → approximate number of ``noun`` that would decide it in four of five samples.
+    ``needed_range``  level → the same at the ends of the estimate's interval; None: not known.
     ``unsteady``    of times: reason why the machine counts as unsteady, which more pairs do not mend; "" otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
@@ -131,6 +138,7 @@ class LegTest:
     slack: float = 0.0
     cannot_survive: str = ""
     surely_fails: str = ""
+    needed_range: Callable[[float], tuple[int | None, int | None]] | None = None
 
 
 def build_leg_test(
@@ -166,7 +174,14 @@ def build_leg_test(
     tied = falsify == survive == 1  # neither side is shown
     method = estimate.method if tied or not leg.interval else ""
     leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(method, estimate.note))
-    tested = LegTest(leg, noun, lambda error: needed_sample_size(estimate, error), to_survive, estimate.unsteady)
+    tested = LegTest(
+        leg,
+        noun,
+        lambda error: needed_sample_size(estimate, error),
+        to_survive,
+        estimate.unsteady,
+        needed_range=lambda error: needed_sample_range(estimate, error),
+    )
     if (distance := estimate.distance) is None:
         return tested
     of = noun if distance.equal else f"{noun} of equal weight"
@@ -244,15 +259,21 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     if test.unsteady:
         remedy = f"{test.unsteady}; time it where nothing else runs"
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
-    number = test.needed(LEVEL / family if falling else LEVEL)
+    level = LEVEL / family if falling else LEVEL
+    number = test.needed(level)
     unseen_ones = _rule_of_three(test) if test.worst and not falling else ""
     if number is None:
         remedy = f"too near the threshold for any number of {test.noun}"
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
     if (number := number if falling else max(number, test.to_survive)) <= leg.n:
         return replace(leg, reason=_join_reasons(leg.reason, alone))
-    remedy = f"about {number:,} {test.noun} would decide it"
-    reason = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
+    remedy = f"about {number:,} {test.noun} would decide it in four of five samples"
+    ends = ""
+    if test.needed_range is not None:
+        fewest, most = test.needed_range(level)
+        least = 0 if falling else test.to_survive
+        ends = f" ({format_forecast_range(fewest and max(fewest, least), most and max(most, least))})"
+    reason = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate is true{ends}")
     return replace(leg, reason=reason, remedy=remedy, enough=number)
 
 
