@@ -39,7 +39,8 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
 
     At every saving that both sweeps reach on validation, each side is the mixture of two points with exactly this
     saving on evaluation (``sweep.front``); the interval resamples both splits (``statistics.fronts``). Sides with equal
-    decisions tie.
+    decisions tie, and so do sides shown to differ by no more than ``tie_margin``. Only a larger difference lets a leg
+    survive, or falsifies it.
     """
     threshold = asked.claim.thresholds["perplexity_rise"]
     met = compare_families_at_saving_levels(
@@ -49,6 +50,7 @@ def decide_against_baseline(found: tuple[PointFamily, PointFamily], asked: Claim
         rng=asked.rng,
         unit="nats per token",
         resamples=resample_count_for_legs(len(SAVING_LEVELS) + asked.other_legs),
+        tie_margin=math.log1p(asked.claim.thresholds["tie_margin"]),
     )
     if not met:
         return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")

@@ -289,7 +289,7 @@ def _fresh_risk(losses: ByDocument, found: GuaranteeEvidence, asked: ClaimContex
         number = documents_needed_to_certify(shares, tolerance, error)
         return None if number is None else max(number, mean.n + 1)
 
-    return replace(tested, needed=needed, to_survive=min_sequences_to_certify(tolerance, LEVEL))
+    return replace(tested, needed=needed, needed_range=None, to_survive=min_sequences_to_certify(tolerance, LEVEL))
 
 
 def _promises_kept(draws: CalibrationDraws, found: GuaranteeEvidence, asked: ClaimContext) -> LegTest | Leg:

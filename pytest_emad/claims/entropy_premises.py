@@ -41,6 +41,7 @@ from pytest_emad.statistics.legs import (
     unmeasured_leg,
 )
 from pytest_emad.statistics.rates import (
+    cap_document_weights,
     estimate_entropy_changes,
     estimate_entropy_slope,
     estimate_rank_correlation,
@@ -347,7 +348,8 @@ def _late_hard_tokens(found: ContextDepthEvidence, asked: ClaimContext) -> LegTe
     document = DocumentMembership(found.document.number[hard])
     late = ByDocument.from_summed_windows(found.above_cap[hard].astype(np.int64), document)
     all_hard = ByDocument.from_summed_windows(np.ones(len(document), dtype=np.int64), document)
-    share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
+    columns = cap_document_weights(late, all_hard)
+    share = mean_rate(*columns, threshold=most, rng=asked.rng, unit="share of hard tokens")
     return asked.make_leg_test(HARD_LEG, share, "above", most)
 
 

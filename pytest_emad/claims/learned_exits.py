@@ -26,7 +26,7 @@ from pytest_emad.measurements.learned_exit import ComponentExchange, ExitEvaluat
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.screening.ranking import compute_savings_figure_and_table
 from pytest_emad.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop
-from pytest_emad.statistics.estimate import Estimate, needed_sample_size
+from pytest_emad.statistics.estimate import Estimate, needed_sample_range, needed_sample_size
 from pytest_emad.statistics.legs import (
     LEVEL,
     LegTest,
@@ -132,7 +132,12 @@ def _any_left(found: CriterionEvidence, asked: ClaimContext, draws: Floats, chos
     if tested.leg.p_falsify is None:  # too few documents; its reason mentions it
         return tested
     leg = replace(tested.leg, p_falsify=p, p_survive=survive, reason=said)
-    return replace(tested, leg=leg, needed=lambda error: needed_sample_size(seen, error / SIDES))
+    return replace(
+        tested,
+        leg=leg,
+        needed=lambda error: needed_sample_size(seen, error / SIDES),
+        needed_range=lambda error: needed_sample_range(seen, error / SIDES),
+    )
 
 
 def _sides(one: PointLoss, asked: ClaimContext, draws: Floats) -> tuple[Estimate, Estimate]:

@@ -42,7 +42,6 @@ from pytest_emad.measurements.pareto import (
     correlate_entropy_slope_with_gain,
     measure_entropy_slope_and_gain,
 )
-from pytest_emad.measurements.traces import READ
 from pytest_emad.statistics.legs import interval_if_finite
 from pytest_emad.statistics.rates import RESAMPLES, draw_document_counts, estimate_point_rise
 from pytest_emad.statistics.speedup import estimate_total_speedup
@@ -55,6 +54,7 @@ from pytest_emad.sweep.diagnostics import (
 
 TRIED_MARGINS = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget
 BEFORE = "tokens before first probe"
+COUNTED = 60  # most windows whose exits are counted
 
 TableRow = dict[str, Any]
 
@@ -313,7 +313,7 @@ class FittedEstimators:
     def _recalls(self) -> dict[tuple[str, int], float]:
         stepper = self._subject.stepper
         counted = RecallCounter(stepper, self.fitted, self._estimates.probes)
-        take_trace(stepper, self._subject.cut_windows("evaluate", READ), observe=counted)
+        take_trace(stepper, self._subject.cut_windows("evaluate", COUNTED), observe=counted)
         return counted.recall_by_estimator_and_probe
 
     def measure_agreement(self, estimator: EntropyEstimator, margins: Sequence[float]) -> WorstEstimatorAgreement:

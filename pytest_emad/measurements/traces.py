@@ -179,7 +179,8 @@ def documents_of_tokens(trace: Trace, sequences: list[TokenSequence]) -> Documen
 PAPER_KS = ((32, 64), (128, 16))  # the paper's K, and the largest share of V for it
 PAPER_RANKS = (16, 8)  # fractions of the width: "r ≪ d"
 LEAST_K = 4  # with fewer logits the K-th is too uninformative about the tail for ranking
-FITTED, READ = 40, 60  # most windows: thousands of tokens, one pass over each per set of estimators
+FITTED, READ = 40, 100  # most windows: thousands of tokens, one pass over each per set of estimators
+READ_SHARE = 0.6  # of a window: more documents with fewer positions each show more at the same cost
 COSTLY_TOKENS = 64  # decided tokens of a window if a head costs more than a block, since estimators read several
 
 
@@ -246,11 +247,11 @@ class EntropyEstimators:
         )
 
     def _beginnings(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows; their first ``COSTLY_TOKENS`` tokens if the model's head is costly."""
+        """Beginnings of at most ``count`` windows; ``COSTLY_TOKENS`` tokens of each if the model's head is costly."""
+        costly = self._subject.loaded.geometry.has_costly_head
+        longest = COSTLY_TOKENS if costly else max(1, round(READ_SHARE * self._subject.window_size))
         sequences = self._subject.cut_windows(split, count)
-        if not self._subject.loaded.geometry.has_costly_head:
-            return sequences
-        return [replace(each, tokens=each.tokens[: each.first_decided + 1 + COSTLY_TOKENS]) for each in sequences]
+        return [replace(each, tokens=each.tokens[: each.first_decided + 1 + longest]) for each in sequences]
 
     def take_probe_columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""

@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 from scipy import stats
 
 from pytest_emad.statistics.accuracy import accuracy_drop_pvalues
-from pytest_emad.statistics.estimate import LARGEST_N, Estimate
+from pytest_emad.statistics.estimate import LARGEST_N, Z_POWER, Estimate, format_forecast_range
 from pytest_emad.statistics.legs import Side
 
-POWER = 0.8
-Z_POWER = float(stats.norm.ppf(POWER))
 LARGEST = 0.9  # drop or gain: larger ones need no statistics
 STEPS = 14  # of a bisection: a drop to a hundredth of a point
 FINENESS = 100  # a number of items to one per cent
@@ -109,11 +107,9 @@ class ItemForecast:
     def __str__(self) -> str:
         if self.items is None:
             return "the estimate is too near the margin for any number of items"
-        most = f"to {self.most:,}" if self.most else "to any number"
-        few = f"{self.fewest:,} " if self.fewest else ""
         return (
             f"about {self.items:,} items would decide it in four of five samples if the estimate is true "
-            f"({few}{most} at the ends of its interval)"
+            f"({format_forecast_range(self.fewest, self.most)})"
         )
 
 

@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special, stats
 
 from emad_ref.record import Floats
 
+POWER = 0.8  # of a forecast: the share of fresh samples that should decide
+Z_POWER, Z_INTERVAL = (float(stats.norm.ppf(share)) for share in (POWER, 0.975))
 LARGEST_N = 10_000_000  # units; if more are needed, the truth is practically at the threshold
 _UNSEEN_STEPS = np.linspace(0.0, math.log(1e8), 2049)  # −n·ln(1 − π): beyond the last, p is below any level in use
 
@@ -103,28 +105,46 @@ def pvalue_with_unseen_units(base: Callable[[Floats], Floats], gap: float, worst
 
 
 def needed_sample_size(estimate: Estimate, error: float) -> int | None:
-    """Approximate number of documents or pairs that would decide at the same value and spread; None if none would.
+    """Approximate number of documents or pairs that would decide in four of five samples; None if none would.
 
-    The distance to the threshold in standard errors grows with √n: n · (z_error / z_now)². If the p-value pays for
-    unseen units, the result is the smallest n whose price leaves that distance.
+    Value and spread are assumed to be the true ones. The distance to the threshold in standard errors grows with √n
+    and scatters by one: n · ((z_error + z_0.8) / z_now)². If the p-value pays for unseen units, the result is the
+    smallest n whose price leaves that distance.
     """
+    return _needed_at_shift(estimate, error, 0.0)
+
+
+def needed_sample_range(estimate: Estimate, error: float) -> tuple[int | None, int | None]:
+    """(Fewest, most) that ``needed_sample_size`` gives at the ends of the 95 % interval; None: no number decides."""
+    return _needed_at_shift(estimate, error, Z_INTERVAL), _needed_at_shift(estimate, error, -Z_INTERVAL)
+
+
+def format_forecast_range(fewest: int | None, most: int | None) -> str:
+    """Phrase about a forecast at the ends of the estimate's interval: ``564 to any number at the ends …``."""
+    few = f"{fewest:,} " if fewest else ""
+    return f"{few}to {f'{most:,}' if most else 'any number'} at the ends of its interval"
+
+
+def _needed_at_shift(estimate: Estimate, error: float, shift: float) -> int | None:
+    """``needed_sample_size`` if the value were ``shift`` standard errors farther from the threshold."""
     distance, n, p = estimate.distance, estimate.n, min(estimate.p_above, estimate.p_below)
     if distance is not None:
-        number = _needed_by_distance(distance, n, error)
+        gap = math.copysign(max(0.0, abs(distance.gap) + shift * distance.error), distance.gap)
+        number = _needed_by_distance(replace(distance, gap=gap), n, error)
         if number is None or number > n or not p > error:
             return number
         # with a normal distribution this n would decide; this one is skewed
-    now = -float(stats.norm.ppf(p))
+    now = -float(stats.norm.ppf(p)) + shift
     if not now > 0:
         return None
-    return max(n, math.ceil(n * (-float(stats.norm.ppf(error)) / now) ** 2))
+    return max(n, math.ceil(n * ((Z_POWER - float(stats.norm.ppf(error))) / now) ** 2))
 
 
 def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> int | None:
-    """As ``needed_sample_size``, on the value's side of the threshold."""
+    """As ``needed_sample_size``, by the distance alone."""
     if distance.gap == 0 or not math.isfinite(distance.gap):
         return None
-    z = -float(stats.norm.ppf(error)) * distance.error / abs(distance.gap)
+    z = (Z_POWER - float(stats.norm.ppf(error))) * distance.error / abs(distance.gap)
     number = max(n, distance.least, math.ceil(n * z**2))
     if number > LARGEST_N:
         return None
@@ -140,7 +160,7 @@ def _needed_by_distance(distance: ThresholdDistance, n: int, error: float) -> in
                 return np.where(gap > 0, 0.0, 1.0)
             return np.asarray(stats.norm.sf(gap / spread), dtype=np.float64)
 
-        return pvalue_with_unseen_units(base, distance.gap, worst, units) <= error
+        return pvalue_with_unseen_units(base, distance.gap - Z_POWER * spread, worst, units) <= error
 
     low, high = number - 1, number
     while not shown(high):

@@ -18,7 +18,8 @@ to sample. It centres θ* on its own mean and not on θ̂. If many points are ne
 of them on evaluation, and samples average over several. A bias "correction" by the difference would count that chance
 twice (with independent noise at each of 33 points the error of a one-sided 5 % bound was 12 %). As with means, the
 bound is never more confident than Student's t: with 30 documents, half of them equal on both sides, the error of the
-bootstrap alone was 6.6 %.
+bootstrap alone was 6.6 %. Nor is it more confident than blocks of neighbouring evaluation documents
+(``rates.widen_by_neighbour_blocks``).
 
 ``estimate_saving_at_loss`` goes the other way round:
 
@@ -47,7 +48,12 @@ from emad_ref.record import Bools, Floats
 from emad_ref.replay.losses import CostColumn, LossColumn, Losses
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import LEVEL, LegTest, build_leg_test
-from pytest_emad.statistics.rates import draw_document_counts, estimate_from_bootstrap_t_values, required_resamples
+from pytest_emad.statistics.rates import (
+    draw_document_counts,
+    estimate_from_bootstrap_t_values,
+    required_resamples,
+    widen_by_neighbour_blocks,
+)
 from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import Claim, Leg
 from pytest_emad.sweep.front import (
@@ -90,6 +96,7 @@ class EqualFlopsComparison:
 
     ``level``     the requested saving; ``saving``: the saving of both, less if a side falls short on evaluation.
     ``estimate``  θ against the threshold; None for a tie, if both decide equally on every document.
+    ``tied``      whether θ is shown to lie within the tie margin of the threshold.
     """
 
     level: float
@@ -97,6 +104,7 @@ class EqualFlopsComparison:
     ours: FrontMixtureByDocument
     rival: FrontMixtureByDocument
     estimate: Estimate | None
+    tied: bool = False
 
 
 def resample_count_for_legs(legs: int) -> int:
@@ -113,6 +121,7 @@ def compare_families_at_saving_levels(
     rng: np.random.Generator,
     unit: str,
     resamples: int = FRONT_RESAMPLES,
+    tie_margin: float = 0.0,
 ) -> list[EqualFlopsComparison]:
     """θ at each of ``levels`` that both families reach on validation.
 
@@ -120,6 +129,9 @@ def compare_families_at_saving_levels(
         ours, rival: judged on the same evaluation documents, chosen on the same validation documents.
         threshold: of θ, in the loss's unit per token.
         resamples: bootstrap samples; the smallest p-value is 1 / (resamples + 1).
+        tie_margin: largest difference of θ from ``threshold`` that is of no interest. p_above is against the threshold
+            plus the margin, p_below against the threshold less it. If both one-sided tests show θ to lie between the
+            two, the sides are tied (two one-sided tests: Schuirmann 1987).
 
     Raises:
         BadArgument: other documents on either side.
@@ -138,10 +150,10 @@ def compare_families_at_saving_levels(
         comparisons.append(EqualFlopsComparison(level, saving, mine, theirs, None))
     open_ = [number for number, each in enumerate(comparisons) if not _is_tied(each)]
     estimates = _estimates(
-        (ours, rival), [comparisons[number].level for number in open_], threshold, rng, unit, resamples
+        (ours, rival), [comparisons[number].level for number in open_], threshold, rng, unit, resamples, tie_margin
     )
-    for number, estimate in zip(open_, estimates, strict=True):
-        comparisons[number] = replace(comparisons[number], estimate=estimate)
+    for number, (estimate, tied) in zip(open_, estimates, strict=True):
+        comparisons[number] = replace(comparisons[number], estimate=estimate, tied=tied)
     return comparisons
 
 
@@ -150,7 +162,8 @@ def build_comparison_leg_test(
 ) -> LegTest:
     """A leg that fails above ``threshold``, before Holm; its reason has the saving of both sides.
 
-    A tie has no p-value and does not count: if both sides decide equally, no text distinguishes them.
+    A tie decides nothing. If both sides decide equally, no text distinguishes them, and there is no p-value. If they
+    are shown to differ by no more than the tie margin, neither side of the claim is shown, and both p-values are 1.
 
     Args:
         estimate: of ``comparison``, in the claim's own unit; None for a tie.
@@ -163,8 +176,14 @@ def build_comparison_leg_test(
         )
         return LegTest(tie, ByDocument.noun, lambda error: None)
     weighted = build_leg_test(name, estimate, "above", threshold, claim.minimum)
-    reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
-    return replace(weighted, leg=replace(weighted.leg, reason=reason))
+    leg = weighted.leg
+    within = ""
+    if comparison.tied and leg.p_falsify is not None:
+        margin = claim.thresholds["tie_margin"]
+        within = f"tied: shown to differ by less than ±{100 * margin:g} %, and more documents would not change it"
+        leg = replace(leg, p_falsify=1.0, p_survive=1.0)
+    reason = "; ".join(filter(None, (within, saved, leg.reason)))
+    return replace(weighted, leg=replace(leg, reason=reason))
 
 
 def _is_tied(comparison: EqualFlopsComparison) -> bool:
@@ -185,7 +204,9 @@ def _estimates(
     rng: np.random.Generator,
     unit: str,
     resamples: int,
-) -> list[Estimate]:
+    tie_margin: float,
+) -> list[tuple[Estimate, bool]]:
+    """Estimates at ``levels``, and whether each is shown to be tied."""
     if not levels:
         return []
     chosen, judged = (len(each.tokens) for each in (sides[0].validation, sides[0].evaluation))
@@ -195,11 +216,20 @@ def _estimates(
     for size in _portions(resamples, judged + chosen):
         sample = _ResampledFronts(sides, *(draw_document_counts(n, size, rng) for n in (chosen, judged)))
         for number, level in enumerate(levels):
-            resampled[number].append(sample.difference(level))
+            resampled[number].append(sample.difference(level)[:2])
     estimates = []
-    for (value, error), parts in zip(differences, resampled, strict=True):
+    for (value, error, (residuals,)), parts in zip(differences, resampled, strict=True):
         values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
-        estimates.append(_selection_estimate(float(value[0]), float(error[0]), values, errors, judged, threshold, unit))
+        below_margin, above_margin = (
+            widen_by_neighbour_blocks(
+                _selection_estimate(float(value[0]), float(error[0]), values, errors, judged, against, unit),
+                residuals,
+                threshold=against,
+            )
+            for against in (threshold - tie_margin, threshold + tie_margin)
+        )
+        tied = max(below_margin.p_above, above_margin.p_below) <= LEVEL
+        estimates.append((replace(above_margin, p_below=below_margin.p_below), tied))
     return estimates
 
 
@@ -222,13 +252,16 @@ class _ResampledFronts:
             for side in sides
         ]
 
-    def difference(self, level: float) -> tuple[Floats, Floats]:
-        """(θ, its standard error), both [draws], at ``level`` or the largest saving that both sides reach in a draw."""
+    def difference(self, level: float) -> tuple[Floats, Floats, Floats]:
+        """(θ [draws], its standard error [draws], each document's part of the error [draws, documents]).
+
+        At ``level``, or at the largest saving that both sides reach in a draw.
+        """
         saving = np.minimum(level, np.minimum(*(side.reach for side in self.sides)))
         (mine, pull), (theirs, push) = (side.at(saving, self.counts) for side in self.sides)
         z, documents = pull - push, self.counts.shape[1]
         scale = documents / max(documents - 1, 1)  # one document has no spread, which ``_selection_estimate`` reports
-        return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z))
+        return mine - theirs, np.sqrt(scale * np.einsum("bd,bd->b", self.counts, z * z)), z
 
 
 @dataclass(frozen=True, eq=False)

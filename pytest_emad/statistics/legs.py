@@ -33,7 +33,13 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
-from pytest_emad.statistics.estimate import Estimate, holm_adjusted_pvalues, needed_sample_size
+from pytest_emad.statistics.estimate import (
+    Estimate,
+    format_forecast_range,
+    holm_adjusted_pvalues,
+    needed_sample_range,
+    needed_sample_size,
+)
 from pytest_emad.statistics.units import format_unit_count
 from pytest_emad.statistics.verdicts import TO_SURVIVE, Claim, Leg, LegIdentity, Outcome, Verdict
 
@@ -111,11 +117,13 @@ def unmeasured_leg(name: str, reason: str, **identity: Unpack[LegIdentity]) -> L
 class LegTest:
     """A leg before it is decided.
 
-    ``needed``      level → approximate number of ``noun`` that would decide it.
+    ``needed``      level → approximate number of ``noun`` that would decide it in four of five samples.
+    ``needed_range``  level → the same at the ends of the estimate's interval; None: not known.
     ``unsteady``    of times: reason why the machine counts as unsteady, which more pairs do not mend; "" otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
     ``worst``       assumed loss of an unseen document in nats per token; 0: none.
+    ``slack``       distance of the value from the threshold in the same unit, positive on the good side.
     ``cannot_survive``  reason why the leg stays open where its value would let it survive; "": none.
     ``describe_open``   whether the leg would be falsified alone → (reason, remedy, ``enough``) of an open leg, in place
                    of those that follow from ``needed``.
@@ -129,9 +137,11 @@ class LegTest:
     unsteady: str = ""
     falling: bool | None = None
     worst: float = 0.0
+    slack: float = 0.0
     cannot_survive: str = ""
     surely_fails: str = ""
     describe_open: Callable[[bool], tuple[str, str, int | None]] | None = None
+    needed_range: Callable[[float], tuple[int | None, int | None]] | None = None
 
 
 def build_leg_test(
@@ -167,11 +177,19 @@ def build_leg_test(
     tied = falsify == survive == 1  # neither side is shown
     method = estimate.method if tied or not leg.interval else ""
     leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_join_reasons(method, estimate.note))
-    tested = LegTest(leg, noun, lambda error: needed_sample_size(estimate, error), to_survive, estimate.unsteady)
+    tested = LegTest(
+        leg,
+        noun,
+        lambda error: needed_sample_size(estimate, error),
+        to_survive,
+        estimate.unsteady,
+        needed_range=lambda error: needed_sample_range(estimate, error),
+    )
     if (distance := estimate.distance) is None:
         return tested
     of = noun if distance.equal else f"{noun} of equal weight"
-    return replace(tested, noun=of, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
+    slack = distance.gap if bad == "above" else -distance.gap
+    return replace(tested, noun=of, falling=slack < 0, worst=distance.worst or 0.0, slack=slack)
 
 
 def decide_legs(tests: Sequence[LegTest], other_legs: int = 0) -> list[Leg]:
@@ -204,7 +222,9 @@ def _decide_leg(test: LegTest, falsified: bool, survives: bool, family: int) -> 
         reason = _join_reasons(leg.reason, f"{remedy}: {_rule_of_three(test)}")
         return replace(leg, reason=reason, remedy=remedy, enough=test.to_survive)
     return replace(
-        leg, outcome="survived", reason=_join_reasons(leg.reason, _rule_of_three(test) if test.to_survive else "")
+        leg,
+        outcome="survived",
+        reason=_join_reasons(leg.reason, *((_rule_of_three(test), _breaking_shares(test)) if test.to_survive else ())),
     )
 
 
@@ -213,6 +233,17 @@ def _rule_of_three(test: LegTest) -> str:
     n = test.leg.n
     assumed = f", by up to {test.worst:.2g} nats per token" if test.worst else ""
     return f"{format_unit_count(n, test.noun)} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
+
+
+RUINS = (2.0, 10.0)  # nats per token
+
+
+def _breaking_shares(test: LegTest) -> str:
+    """The shares of ruined documents with which the whole text would lie on the threshold."""
+    if not test.worst or test.slack <= 0:
+        return ""
+    shares = (f"{100 * min(1.0, test.slack / nats):.2g} % that lose {nats:g} nats per token" for nats in RUINS)
+    return f"unseen {test.noun} would break it: {' or '.join(shares)}"
 
 
 def _join_reasons(*parts: str) -> str:
@@ -234,15 +265,21 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     if test.unsteady:
         remedy = f"{test.unsteady}; time it where nothing else runs"
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
-    number = test.needed(LEVEL / family if falling else LEVEL)
+    level = LEVEL / family if falling else LEVEL
+    number = test.needed(level)
     unseen_ones = _rule_of_three(test) if test.worst and not falling else ""
     if number is None:
         remedy = f"too near the threshold for any number of {test.noun}"
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
     if (number := number if falling else max(number, test.to_survive)) <= leg.n:
         return replace(leg, reason=_join_reasons(leg.reason, alone))
-    remedy = f"about {number:,} {test.noun} would decide it"
-    reason = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
+    remedy = f"about {number:,} {test.noun} would decide it in four of five samples"
+    ends = ""
+    if test.needed_range is not None:
+        fewest, most = test.needed_range(level)
+        least = 0 if falling else test.to_survive
+        ends = f" ({format_forecast_range(fewest and max(fewest, least), most and max(most, least))})"
+    reason = _join_reasons(leg.reason, unseen_ones, alone, f"{remedy} if the estimate is true{ends}")
     return replace(leg, reason=reason, remedy=remedy, enough=number)
 
 

@@ -36,6 +36,7 @@ from pytest_emad.statistics.units import (
     effective_sample_size,
     float_column,
     require_paired,
+    sum_blocks_of_neighbours,
     sum_dependent_units,
 )
 
@@ -43,6 +44,7 @@ RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
 PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache holds them, ten times faster than all
 FEWEST_DIFFERING = 10  # least differing units for a meaningful bootstrap
+NEIGHBOUR_BLOCKS = (32, 16)  # blocks of neighbours in corpus order whose totals also give the sampling error
 
 
 def required_resamples(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
@@ -114,7 +116,7 @@ def studentised_bootstrap_estimate(
     gap, mean, equal = threshold - value, float(weight.mean()), 2 * counted > len(x)
     if worst is None or error == 0:
         return replace(estimate, n=counted, distance=ThresholdDistance(gap, error, worst, equal=equal))
-    worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean
+    worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * max(0.0, -float((x / weight).min()))
 
     def below(gaps: Floats) -> Floats:
         resampled = (1 + np.searchsorted(t, -gaps / error, side="right")) / (len(t) + 1)
@@ -127,7 +129,8 @@ def studentised_bootstrap_estimate(
     return replace(
         estimate,
         n=counted,
-        p_above=max(estimate.p_above, pvalue_with_unseen_units(above, -gap, best, counted)),
+        # every document, however short, could have shown the gain
+        p_above=max(estimate.p_above, pvalue_with_unseen_units(above, -gap, best, len(x))),
         p_below=max(estimate.p_below, pvalue_with_unseen_units(below, gap, worst, counted)),
         distance=ThresholdDistance(gap, error, worst, equal=equal),
     )
@@ -158,6 +161,39 @@ def estimate_from_bootstrap_t_values(
     )
 
 
+def widen_by_neighbour_blocks(
+    estimate: Estimate, residuals: Floats, *, threshold: float, level: float = 0.95
+) -> Estimate:
+    """``estimate`` with the least certain sampling error: its own, and those of blocks of neighbouring documents.
+
+    Documents of one author, template or source depend on each other, and stand beside each other in most corpora. The
+    totals of 32 and of 16 blocks of neighbours are nearly independent, so Student's t on the totals includes what
+    neighbours share. The larger p-value and the wider bound count. With documents of ten to an author a true rise on
+    the threshold is falsified in 2 % instead of 13 %. Blocks do not see documents that are alike and far apart.
+
+    Args:
+        residuals: [documents] contribution of each document to the error of the value, in corpus order; they add up to
+            0. Fewer than 16 documents have no blocks, fewer than 32 only 16.
+    """
+    documents = len(residuals)
+    for blocks in (blocks for blocks in NEIGHBOUR_BLOCKS if documents >= blocks):
+        totals = sum_blocks_of_neighbours(residuals, blocks)
+        error = math.sqrt(blocks / (blocks - 1) * float(totals @ totals))
+        if error == 0:
+            continue  # no spread between blocks adds nothing to the documents' own
+        t, reach = (estimate.value - threshold) / error, float(stats.t.ppf((1 + level) / 2, blocks - 1)) * error
+        distance = estimate.distance
+        estimate = replace(
+            estimate,
+            low=min(estimate.low, estimate.value - reach),
+            high=max(estimate.high, estimate.value + reach),
+            p_above=max(estimate.p_above, float(stats.t.sf(t, blocks - 1))),
+            p_below=max(estimate.p_below, float(stats.t.cdf(t, blocks - 1))),
+            distance=distance and replace(distance, error=max(distance.error, error)),
+        )
+    return estimate
+
+
 ROUNDING = 1e-12  # relative: two sums that differ by less may differ only by the order of addition
 # A document is ruined if it loses this much per token: its perplexity is e times as high. With a larger number no run
 # of 400 documents could let a claim about 1 % survive. With a smaller one 300 documents would not be required, although
@@ -178,8 +214,9 @@ def estimate_perplexity_rise(
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
-    Both p-values hold even if this sample lacks a few outlying documents (``pvalue_with_unseen_units``): twice as
-    far away as the farthest observed one, and for losses at least ``RUINED_NATS`` per token. A sample without the heavy
+    Both p-values hold even if this sample lacks a few outlying documents (``pvalue_with_unseen_units``). An unseen loss
+    is twice as far away as the farthest observed one, and at least ``RUINED_NATS`` per token. An unseen gain is twice
+    the largest observed one, 2·max(0, −min (c_i − r_i) / n_i), and none if no document gains. A sample without heavy
     documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than 300
     documents. Simulations at the threshold used log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal, 1
     and 2 % ruined documents, and lengths of any kind, independent of the rises or not. 200 to 800 documents survive in
@@ -247,6 +284,8 @@ def mean_rate(
     30, 60 and 200 documents, is 4.9 % with normal rates, 6.1 % with exponential ones, 7.1 % with log-normal ones of σ =
     1 (800 simulations each; the error of the n-out-of-n bootstrap is 9.3 % there).
 
+    Documents, which are in corpus order, are also taken in blocks of neighbours (``widen_by_neighbour_blocks``).
+
     If more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, resampling
     fails: see ``estimate_near_identical_units``.
 
@@ -258,8 +297,8 @@ def mean_rate(
         tokens: [documents] n_i ≥ 1, of the same kind of unit.
         threshold, rng, level, draws: as in ``estimate_perplexity_rise``.
         unit: of x per token.
-        worst: amount per token that an unseen document may add. p_below then includes it, and p_above gains twice as
-            large as the largest observed one; None: neither includes any.
+        worst: amount per token that an unseen document may add. p_below then includes it, and p_above decreases twice
+            as large as the largest observed one below zero; None: neither includes any.
 
     Raises:
         BadArgument: as in ``estimate_perplexity_rise``.
@@ -296,6 +335,9 @@ def mean_rate(
     estimate = studentised_bootstrap_estimate(
         x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun, counted=counted, worst=worst
     )
+    if isinstance(sums, ByDocument):
+        _, z, _ = ratio_residuals_and_standard_error(x, weight)
+        estimate = widen_by_neighbour_blocks(estimate, z / weight.sum(), threshold=threshold, level=level)
     return replace(estimate, note=note)
 
 
@@ -361,7 +403,8 @@ def estimate_within_document_slope(
 ) -> Estimate:
     """Least-squares slope of ``y`` over ``x``, both [tokens], with a level for each document (fixed effects).
 
-    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator. Over tokens pooled from all
+    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator, except that no document weighs more
+    than ``MOST_MEDIANS`` times the median one (``cap_document_weights``). Over tokens pooled from all
     documents, long easy documents alone would cause a slope (Simpson's paradox). The slope is a ratio of sums over
     documents, which are resampled. Documents with a constant x have no weight and are omitted.
 
@@ -381,9 +424,21 @@ def estimate_within_document_slope(
     parts = (
         ByDocument(column * scale, np.arange(len(informative))).select(informative) for column in (product, weight)
     )
-    return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
+    return mean_rate(*cap_document_weights(*parts), threshold=threshold, rng=rng, unit=unit)
 
 
+def cap_document_weights(sums: ByDocument, weights: ByDocument) -> tuple[ByDocument, ByDocument]:
+    """Both columns scaled down in documents that weigh more than ``MOST_MEDIANS`` times the median: rates stay.
+
+    >>> sums, weights = (ByDocument.from_whole_documents(np.array(each)) for each in ([1, 1, 50], [1, 2, 100]))
+    >>> [column.values.tolist() for column in cap_document_weights(sums, weights)]
+    [[1.0, 1.0, 4.0], [1.0, 2.0, 8.0]]
+    """
+    capped = np.minimum(1.0, MOST_MEDIANS * np.median(weights.values) / weights.values)
+    return sums.with_values(sums.values * capped), weights.with_values(weights.values * capped)
+
+
+MOST_MEDIANS = 4.0  # largest weight of a document, in medians: one long document must not decide
 LARGEST_RHO = 1 - 1e-12  # end of Fisher's scale
 
 

@@ -53,7 +53,7 @@ from pytest_emad.statistics.estimate import (
     fieller_interval,
     positive_mean_pvalue,
 )
-from pytest_emad.statistics.units import ByPair, float_column, require_paired
+from pytest_emad.statistics.units import ByPair, float_column, require_paired, sum_blocks_of_neighbours
 
 UNSEEN = 2.0  # factor of the squared error in every run
 DRIFT, DRIFT_FROM = 15.0, 0.15  # growth of that factor with ``drift``, and where it starts
@@ -232,7 +232,13 @@ def estimate_speedup_per_request(
     if np.ptp(logs) <= 8 * np.finfo(np.float64).eps * max(1.0, np.abs(logs).max()):
         return _identical_ratio(ratio, n, threshold, level, unit)
     noise, away = measure_steadiness(a, b), math.log(threshold)
-    looks = [logs, *(_block_sums(logs, blocks) / _block_sums(np.ones(n), blocks) for blocks in _blocks(n))]
+    looks = [
+        logs,
+        *(
+            sum_blocks_of_neighbours(logs, blocks) / sum_blocks_of_neighbours(np.ones(n), blocks)
+            for blocks in _blocks(n)
+        ),
+    ]
     reaches = [
         float(special.stdtrit(len(look) - 1, (1 + level) / 2))
         * look.std(ddof=1)
@@ -312,7 +318,10 @@ def _least_sure(
 ) -> tuple[float, float, float, float]:
     """(low, high, p_above, p_below), the worst of each over pairs, blocks of time and processes."""
     a, b = (np.asarray(column.values, dtype=np.float64) for column in (times_a, times_b))
-    looks = [(a, b), *((_block_sums(a, blocks), _block_sums(b, blocks)) for blocks in _blocks(len(a)))]
+    looks = [
+        (a, b),
+        *((sum_blocks_of_neighbours(a, blocks), sum_blocks_of_neighbours(b, blocks)) for blocks in _blocks(len(a))),
+    ]
     if times_a.process_count > 1:
         looks.append((times_a.independent_values, times_b.independent_values))
     lows, highs, above, below = zip(
@@ -323,12 +332,6 @@ def _least_sure(
 
 def _blocks(pairs: int) -> list[int]:
     return [blocks for blocks in BLOCKS if pairs >= 2 * blocks]
-
-
-def _block_sums(values: Floats, blocks: int) -> Floats:
-    """[blocks] sums of values [n] that follow one another, of n / blocks each."""
-    starts = np.linspace(0, len(values), blocks, endpoint=False).round().astype(np.intp)
-    return np.add.reduceat(values, starts)
 
 
 def _ratio_by_t(

@@ -248,6 +248,16 @@ class DocumentMembership:
         return np.add.reduceat(values, first, axis=0)
 
 
+def sum_blocks_of_neighbours(values: Floats, blocks: int) -> Floats:
+    """[blocks] sums of ``values`` [n] that follow one another, of n / blocks each.
+
+    >>> sum_blocks_of_neighbours(np.array([1.0, 2.0, 4.0, 8.0, 16.0]), 2)
+    array([ 3., 28.])
+    """
+    starts = np.linspace(0, len(values), blocks, endpoint=False).round().astype(np.intp)
+    return np.add.reduceat(values, starts)
+
+
 def effective_sample_size(weight: NDArray[Any]) -> int:
     """Effective number of units, (Σ w)² / Σ w², rounded down: equal units whose mean varies as much (Kish 1965).
 

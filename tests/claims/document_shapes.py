@@ -69,6 +69,17 @@ def _mean_by_length(lengths: str, rises: str) -> float:
     return float((tokens * rise).sum() / tokens.sum())
 
 
+AUTHOR = 10  # documents in a row by one author
+
+
+def by_authors(rng: np.random.Generator, rise: float, count: int) -> NllPair:
+    """Make documents of which each ten in a row, by one author, share half of the spread of their rises."""
+    tokens = LENGTHS["unequal"](rng, count)
+    author = np.arange(count) // AUTHOR
+    each = log_normal(0.5)(rng, author[-1] + 1)[author] * log_normal(0.5)(rng, count)
+    return _arms(tokens, each * math.log1p(rise))
+
+
 def documents(
     rng: np.random.Generator, rise: float, count: int, rises: str, lengths: str, longer_lose_more: bool = False
 ) -> NllPair:
@@ -77,8 +88,12 @@ def documents(
     each = RISES[rises](rng, count)
     if longer_lose_more:
         each = each * tokens / _mean_by_length(lengths, rises)
+    return _arms(tokens, each * math.log1p(rise))
+
+
+def _arms(tokens: np.ndarray, nats_per_token: np.ndarray) -> NllPair:
     full = FULL_NATS * tokens
-    lost = full + tokens * each * math.log1p(rise)
+    lost = full + tokens * nats_per_token
     return (
         ByDocument.from_whole_documents(lost),
         ByDocument.from_whole_documents(full),

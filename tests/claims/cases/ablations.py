@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from emad_ref.replay.losses import Losses
 from pytest_emad.claims.ablations import NO_DAMAGE, ForeignProfileEvidence
 from pytest_emad.statistics.fronts import PointFamily
 from pytest_emad.statistics.verdicts import Verdict
-from tests.claims.simulation import Case, celled
+from tests.claims.simulation import REGISTER, Case, celled
 from tests.handmade_losses import handmade_losses
 
 # ---------------------------------------------------------------- building blocks
@@ -76,6 +77,27 @@ def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Float
         return ours, family("rival", texts, curve, savings)
 
     return found
+
+
+def nearly(rise: float, documents: int = 200, spread: float = 0.002):
+    """Make EMAD's losses the rival's own, ``rise`` nats per token higher on average at every saving."""
+
+    def found(rng: np.random.Generator) -> Rivals:
+        texts = Text(rng, CHOSEN_ON), Text(rng, documents)
+        rival = family("rival", texts, convex)
+        losses = rival.evaluation
+        more = rise + spread * rng.standard_normal(documents)
+        exits = (np.arange(len(losses)) > 0)[:, None]
+        raised = replace(losses, nats=losses.nats + exits * more * losses.tokens)
+        return renamed(replace(rival, evaluation=raised)), rival
+
+    return found
+
+
+def says_tied_within_the_margin(verdict: Verdict) -> None:
+    assert verdict.verdict == "inconclusive"
+    assert "tied: shown to differ by less than ±0.1 %" in verdict.reason
+    assert {(leg.p_falsify, leg.p_survive) for leg in verdict.legs} == {(1.0, 1.0)}
 
 
 def renamed(side: PointFamily) -> PointFamily:
@@ -149,10 +171,23 @@ SHORT = [  # one rule for four rivals, so EMAD-R1 alone measures the error rates
     Case("EMAD loses at every saving", "fails", met(0.1), draws=1, check=both_sides_save_the_same),
     *celled("both are alike", "edge", alike(convex), n=(60,), icc=(0.0,), draws=2),
     Case("EMAD under another name", "tied", itself, draws=1, check=is_tied),
+    Case("a difference of no interest", "tied", nearly(0.0002), draws=2, check=says_tied_within_the_margin),
     Case("two sweeps that never meet", "premise", shallow, check=says_that_nothing_met),
 ]
+MARGIN = math.log1p(REGISTER["EMAD-R1"].thresholds["tie_margin"])
 LONG = [
     *SHORT,
+    *celled("EMAD loses by the tie margin", "edge", lambda n, _: nearly(MARGIN, n), n=(200,), icc=(0.0,), draws=2),
+    *celled("EMAD wins by the tie margin", "edge", lambda n, _: nearly(-MARGIN, n), n=(200,), icc=(0.0,), draws=2),
+    *celled("EMAD loses by twice the tie margin", "power", lambda n, _: nearly(2 * MARGIN, n), n=(200,), icc=(0.0,)),
+    *celled(
+        "EMAD wins by twice the tie margin",
+        "power",
+        lambda n, _: nearly(-2 * MARGIN, n),
+        n=(200,),
+        icc=(0.0,),
+        wanted="survived",
+    ),
     *celled("both are alike, fronts bend", "edge", alike(convex), n=(30, 200), icc=(0.0,), draws=2),
     *celled("both are alike, fronts are straight", "edge", alike(linear), icc=(0.0,), draws=2),
     *celled("a straight front against itself on every second document", "edge", halves_of(linear), icc=(0.0,), draws=2),

@@ -166,6 +166,19 @@ def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False
     return made
 
 
+def authored(rise: float):
+    """Make documents by authors, whose documents stand beside each other and are not marked; tasks without loss."""
+
+    def made(n: int, icc: float):
+        def found(rng: np.random.Generator) -> QualityEvidence:
+            tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
+            return QualityEvidence([PointMeasurements("p", 0.3, {"world": shapes.by_authors(rng, rise, n)}, tasks)])
+
+        return found
+
+    return made
+
+
 SHAPES = [
     *((rises, "one window", False, (200, 400, 800)) for rises in shapes.RISES),
     *(
@@ -210,10 +223,19 @@ EMAD_F1 = [
     *celled("perplexity rises by the threshold", "edge", risen(0.01), **DOCUMENTS),
     *celled("perplexity rises by twice the threshold", "power", risen(0.02), n=(40, 60, 200), **DOCUMENTS),
     *at_the_threshold(),
+    *celled("ten documents an author, at the threshold", "edge", authored(0.01), n=(200, 400), icc=(0.0,), draws=20),
+    *celled("ten documents an author, twice the threshold", "power", authored(0.02), n=(400,), icc=(0.0,)),
     *celled(
         "twice the threshold, log-normal",
         "power",
         shaped(0.02, "log-normal 1.2", "one window"),
+        n=(200, 400),
+        icc=(0.0,),
+    ),
+    *celled(
+        "twice the threshold, lengths log-normal",
+        "power",
+        shaped(0.02, "normal", "log-normal"),
         n=(200, 400),
         icc=(0.0,),
     ),

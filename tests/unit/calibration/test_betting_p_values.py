@@ -24,7 +24,8 @@ def test_the_capital_is_the_product_written_out() -> None:
     capital = highest = 1.0
     total = squares = 0.0
     before, stakes = 0.25, list[float]()
-    for i, value in enumerate(x, start=1):
+    order = np.random.default_rng(learn_then_test.ORDER_SEED).permutation(n)
+    for i, value in enumerate((x[each] for each in order), start=1):
         stakes.append(math.sqrt(2 * math.log(1 / LEVEL) / (n * before)))
         capital *= 1 + min(stakes[-1], 0.75 / (1 - M)) * (M - value)
         highest = max(highest, capital)
@@ -81,6 +82,25 @@ def test_documents_that_depend_on_those_before_them_break_nothing_as_long_as_the
     size = rng.choice([0.2, 1.0], (1, SETS))
     losses = size * (rng.random((n, SETS)) < M / size)
     assert (betting_pvalues(losses, M, LEVEL) <= LEVEL).mean() <= 0.063
+
+
+def test_documents_in_an_order_of_their_own_certify_no_more_than_shuffled_ones() -> None:
+    """Those without loss first: bet on as they come, all 200 sets on the tolerance would be certified."""
+    sets = np.sort(EDGES["half a strike"](np.random.default_rng(4), (300, 200)), axis=0)
+    assert (betting_pvalues(sets, M, LEVEL) <= LEVEL).mean() <= 0.06
+    back = np.argsort(np.random.default_rng(learn_then_test.ORDER_SEED).permutation(300))  # undoes the permutation
+    lucky = sets[:, sets.mean(axis=0) <= M][back]
+    assert (betting_pvalues(lucky, M, LEVEL) <= LEVEL).mean() > 0.9, "the check above can fail"
+
+
+def test_a_threshold_whose_mean_loss_exceeds_the_tolerance_is_not_certified() -> None:
+    """180 documents without loss before 120 that lose: the capital was enough on the way."""
+    order = np.random.default_rng(learn_then_test.ORDER_SEED).permutation(300)
+    losses = np.zeros((300, 2))
+    losses[order[180:]] = [0.12, 0.126]  # in the order of the bets; means 0.048 and 0.0504
+    found = betting_pvalues(losses, M, LEVEL)
+    assert found[0] <= LEVEL
+    assert found[1] == 1
 
 
 def test_a_mean_loss_taken_at_its_word_is_caught() -> None:

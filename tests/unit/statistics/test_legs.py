@@ -202,7 +202,13 @@ DEMANDING = replace(CLAIM, minimum={"documents": 30, "documents_to_survive": 200
         (BELOW, 200, "survived", "200 documents cannot exclude that 1.5 % of them fail"),
         (BELOW, 2000, "survived", "2000 documents cannot exclude that 0.15 % of them fail"),
         (ABOVE, 30, "falsified", ""),
-        (estimate(-0.5, 0.9, 0.0501), 30, "inconclusive", "about 200 documents would decide it"),
+        (
+            estimate(-0.5, 0.9, 0.0501),
+            30,
+            "inconclusive",
+            "about 200 documents would decide it in four of five samples if the estimate is true "
+            "(200 to any number at the ends of its interval)",
+        ),
         (replace(BELOW, noun="items"), 30, "survived", ""),
     ],
 )
@@ -241,7 +247,11 @@ def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
         ({"a": replace(ABOVE, n=29)}, "29 documents, at least 30 are needed", 30),
         ({"a": BELOW, "b": replace(ABOVE, n=1)}, "1 document, at least 30 are needed", 30),
         ({"a": replace(BELOW, n=30)}, "30 documents, at least 200 are needed to survive", 200),
-        ({"a": replace(estimate(-0.5, 0.9, 0.0501), n=30)}, "about 200 documents would decide it", 200),
+        (
+            {"a": replace(estimate(-0.5, 0.9, 0.0501), n=30)},
+            "about 200 documents would decide it in four of five samples",
+            200,
+        ),
         ({"a": estimate(0.0, 0.5, 0.5)}, "too near the threshold for any number of documents", None),
         ({"a": replace(estimate(0.0, 1.0, 1.0), method="tied")}, "tied", None),
         ({"a": replace(BELOW, n=300), "b": replace(estimate(0.0, 1.0, 1.0), method="tied")}, "b (tied)", None),
