@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,17 +153,17 @@ def compute_judgment_result(args: argparse.Namespace) -> JudgmentResult:
             comparison = compare_verdict_with_record(row, verdict, known.find_outcome(key, run.seed))
             comparisons.append(comparison.to_json())
             expected, is_gating = comparison.expected, comparison.expected is not None
-        verdict = replace(verdict, gate=is_gating)
         attachments += answer.attachments
         tables += [
             {"model": verdict.model, "title": table.title, "rows": table.rows}
             | ({"figure": table.figure} if table.figure else {})
             for table in answer.attachments.tables
         ]
-        result = build_gate_messages(verdict, row, gating, expected)
+        result = build_gate_messages(verdict, row, is_gating, gating, expected)
         failures += [result.failure] if result.failure else []
         warnings += [result.warning] if result.warning else []
-        claims.append(verdict.to_json() | {"title": row.display_title, "fails": bool(result.failure), "test": ""})
+        told = {"title": row.display_title, "gate": is_gating, "fails": bool(result.failure), "test": ""}
+        claims.append(verdict.to_json() | told)
     run_failures = [f"gate known: {absent.reason}"] if (absent := absent_comparison(comparisons)) else []
     settings = {"models": [args.model], "gate": args.gate, "gate_claims": [*args.gate_claims], "budget": args.budget}
     settings |= {"only": [], "report": None, "update_golden": False}

@@ -12,9 +12,9 @@
     models      [{"name", facts …}]                        goldens     [{"id", "outcome"}]
     points      [{"name", "digest", …}], see ``tables.operating_point_rows``   notes       [sentence]
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that
-                gave it; "fails": whether gate and options make it fail that test. May say "refused": why the decoder,
-                not the model or the text, left the claim undecided. "deciding": index in "legs", or null; "point",
-                "kind" and "on" of a leg: what it is about
+                gave it; "gate": whether it gates; "fails": whether gate and options make it fail that test. May say
+                "refused": why the decoder, not the model or the text, left the claim undecided. "deciding": index in
+                "legs", or null; "point" (a digest), "kind" and "on" of a leg: what it is about
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: its name in ``figures.FIGURES``}]
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "claim" of a test of one;

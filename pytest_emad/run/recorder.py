@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,7 +78,7 @@ class Recorder:
         """Record a verdict, then fail or warn by ``statistics.gate``.
 
         Args:
-            verdict: its ``gate`` is replaced by that of register and options.
+            verdict: of a row of the register; register and options say whether it gates.
             corpus: name of the corpus; "" for claims that read no text.
             fingerprint: the model's, which identifies known verdicts instead of the name.
             refused: reason why the decoder under test left it undecided; "" for other causes.
@@ -91,14 +90,14 @@ class Recorder:
         key = verdict_key_fields(row.id, fingerprint or verdict.model, corpus, self._run)
         beside = self._compare_with_record(row, verdict, key)
         expected = None if beside is None else beside.expected
-        verdict = replace(verdict, gate=self._gates(row, expected))
+        is_gating = self._is_gating(row, expected)
         updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
         if updating:
             expected = AcceptedOutcomes(
                 frozenset({verdict.verdict}), verdict.verdict
             )  # accepted; the run fails as a whole
-        found = build_gate_messages(verdict, row, self._settings.gating, expected)
-        told = verdict.to_json() | {"title": row.display_title, "fails": bool(found.failure)}
+        found = build_gate_messages(verdict, row, is_gating, self._settings.gating, expected)
+        told = verdict.to_json() | {"title": row.display_title, "gate": is_gating, "fails": bool(found.failure)}
         self._add(CLAIM, told | ({"refused": refused} if refused else {}))
         if beside is not None:
             self._add(KNOWN, beside.to_json())
@@ -209,7 +208,7 @@ class Recorder:
             return None
         return compare_verdict_with_record(row, verdict, self._known.find_outcome(key, self._run.seed))
 
-    def _gates(self, row: Claim, expected: AcceptedOutcomes | None) -> bool:
+    def _is_gating(self, row: Claim, expected: AcceptedOutcomes | None) -> bool:
         """Whether a row gates: under ``known`` if a verdict is recorded, else by register and options."""
         if self._settings.gating.gate == "known":
             return expected is not None

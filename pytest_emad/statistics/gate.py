@@ -110,9 +110,9 @@ class GateMessages:
 
 
 def build_gate_messages(
-    verdict: Verdict, claim: Claim, gating: GateOptions, expected: AcceptedOutcomes | None
+    verdict: Verdict, claim: Claim, is_gating: bool, gating: GateOptions, expected: AcceptedOutcomes | None
 ) -> GateMessages:
-    """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates.
+    """Apply requirement, gate and known verdict. ``is_gating``: whether the row gates in this run.
 
     ``expected`` is the record, None without one. Rows on time and energy never have one.
     """
@@ -127,7 +127,7 @@ def build_gate_messages(
         if expected is None and "golden" in gating.require and claim.requires not in MACHINE_BOUND:
             return GateMessages(f"{message}\nNo verdict is on record for it, and golden is required.")
         return GateMessages()
-    if not verdict.gate:
+    if not is_gating:
         return GateMessages()
     if verdict.verdict == "falsified":
         return GateMessages(f"{message}\nThis row gates.")

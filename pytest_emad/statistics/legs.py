@@ -104,9 +104,7 @@ def unmeasured_verdict(claim: Claim, model: str, reason: str, legs: Sequence[Leg
 
 
 def _verdict_without_number(claim: Claim, model: str, outcome: Outcome, reason: str, legs: Sequence[Leg]) -> Verdict:
-    return Verdict(
-        claim.id, model, outcome, None, None, 0, None, claim.unit, claim.gate, reason, tuple(legs), why=reason
-    )
+    return Verdict(claim.id, model, outcome, None, None, 0, None, claim.unit, reason, tuple(legs), why=reason)
 
 
 def unmeasured_leg(name: str, reason: str, **identity: Unpack[LegIdentity]) -> Leg:
@@ -330,7 +328,6 @@ def verdict_from_legs(
         n,
         leg.threshold,
         leg.unit or claim.unit,
-        claim.gate,
         "; ".join(filter(None, (reason, few, *notes))),
         tuple(shown),
         leg.good,

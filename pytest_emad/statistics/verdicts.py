@@ -151,7 +151,6 @@ class Verdict(NotebookReprMixin):
     n: int
     threshold: float | None
     unit: str
-    gate: bool
     reason: str
     legs: tuple[Leg, ...] = field(default=())
     good: Good = ""
@@ -177,7 +176,7 @@ class Verdict(NotebookReprMixin):
             raise BadArgument("deciding", self.deciding, f"an index of its {len(self.legs)} legs, or None")
 
     def to_json(self) -> dict[str, Any]:
-        """The ``claims`` entry of ``report.json``: built-in types only, no NaN, no infinity."""
+        """The ``claims`` entry of ``report.json``, to which the run adds whether it gates: built-in types, no NaN."""
         plain = {f.name: _builtin(getattr(self, f.name)) for f in fields(self) if f.name != "legs"}
         return plain | {"legs": [leg.to_json() for leg in self.legs]}
 

@@ -251,7 +251,7 @@ def leg(point: str, outcome: str, kind: str = "perplexity") -> Leg:
 
 
 def f1(*legs: Leg) -> Verdict:
-    return Verdict("EMAD-F1", "m", "falsified", None, None, 0, None, "", True, "one leg", legs)
+    return Verdict("EMAD-F1", "m", "falsified", None, None, 0, None, "", "one leg", legs)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from pytest_emad.statistics.verdicts import Leg, Verdict
 
 def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
     found = (0.03, (0.02, 0.04), 200, 0.01, "relative rise")
-    return Verdict(claim, "emad-tiny", outcome, *found, False, reason, legs, good)
+    return Verdict(claim, "emad-tiny", outcome, *found, reason, legs, good)
 """
 
 # for a folder that stands in for the suites: a passing shipped test must record something

@@ -150,7 +150,7 @@ def test_an_update_fails_the_run_and_lists_what_changed(project: pytest.Pytester
             "*emad goldens updated*",
             "added: golden tokens/abc",
             "added: verdict EMAD-F1 of emad-tiny, seed 0: survived",
-            "*FAILED: goldens updated, read the diff and run again",
+            "*FAILED: goldens updated: read the diff and run again",
             "*1 passed*",
         ]
     )

@@ -28,7 +28,7 @@ from pytest_emad.statistics.verdicts import Verdict
 def test_it(emad_record, emad_settings):
     (model,) = emad_settings.models
     outcome = "falsified" if model == "bad" else "survived"
-    emad_record.record_claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
+    emad_record.record_claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", "counted"))
     assert model != "failing"
 """
 
@@ -202,7 +202,7 @@ def noted(request, emad_settings):
 def told(emad_record, emad_settings):
     (model,) = emad_settings.models
     def tell(claim):
-        emad_record.record_claim(Verdict(claim, model, "survived", 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
+        emad_record.record_claim(Verdict(claim, model, "survived", 1.0, None, 1, 1.0, "1 = tied", "counted"))
     return tell
 """
 BOTH = """

@@ -18,7 +18,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="the extra `report` is not
 pytest.importorskip("pandas", reason="the extra `report` is not installed")
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "results.ipynb"
 LEG = Leg("batch 4", "falsified", 0.9, (0.8, 1.0), 30, 1.1, "× as fast", good="higher")
-VERDICT = Verdict("EMAD-F2", "m", "falsified", 0.9, (0.8, 1.0), 30, 1.1, "× as fast", True, "slow", (LEG,), "higher")
+VERDICT = Verdict("EMAD-F2", "m", "falsified", 0.9, (0.8, 1.0), 30, 1.1, "× as fast", "slow", (LEG,), "higher")
 LONGEST = 200  # characters of a short form
 
 
@@ -58,7 +58,7 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
     point = {"model": "m", "name": "emad m=0.00", "net_reduction": 0.4, "interval": [0.1, 0.2]}
     point |= {"lost_answers": {"chart": {"count": 3, "first": [lost]}}}
     table = {"model": "m", "title": "t", "rows": [{"layer": 1, "x": 0.5}, {"layer": 2, "x": None}]}
-    claim = VERDICT.to_json() | {"title": "As fast", "fails": True, "test": ""}
+    claim = VERDICT.to_json() | {"title": "As fast", "gate": True, "fails": True, "test": ""}
     results = pytest_emad.RunResults(report(claims=[claim], points=[point], tables=[table]))
     assert results.claims.loc[0, ["id", "low", "high"]].tolist() == ["EMAD-F2", 0.8, 1.0]
     assert results.legs.loc[0, ["claim", "name", "estimate"]].tolist() == ["EMAD-F2", "batch 4", 0.9]

@@ -96,10 +96,11 @@ def verdict(outcome: str = "falsified", claim: str = "EMAD-F1", model: str = "m"
     legs = numbers.pop("legs", LEGS)
     numbers = {"deciding": 0 if legs and "estimate" not in changes else None} | numbers
     gate = claim == "EMAD-F1"
-    made = Verdict(claim, model, outcome, unit="relative rise", gate=gate, reason=reason, legs=legs, **numbers)
+    made = Verdict(claim, model, outcome, unit="relative rise", reason=reason, legs=legs, **numbers)
     row = load_register().get(claim)
     return made.to_json() | {
         "title": row.display_title if row else "",
+        "gate": gate,
         "fails": gate and outcome == "falsified",
         "test": "",
     }

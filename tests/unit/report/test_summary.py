@@ -25,10 +25,8 @@ def claim(id, verdict="survived", reason="all 2 legs survived; nearest: x", mode
     numbers = (None, None, 0, None) if undecided else (0.535, (0.486, 0.583), 400, 0.01)
     legs = () if undecided else (Leg("batch 4", verdict, *numbers, "accuracy drop", good="lower"),)
     gate = REGISTER[id].gate
-    row = Verdict(
-        id, model, verdict, *numbers, "accuracy drop", gate, reason, legs, "lower", deciding=0 if legs else None
-    )
-    facts = {"title": REGISTER[id].display_title, "fails": gate and verdict == "falsified", "test": ""}
+    row = Verdict(id, model, verdict, *numbers, "accuracy drop", reason, legs, "lower", deciding=0 if legs else None)
+    facts = {"title": REGISTER[id].display_title, "gate": gate, "fails": gate and verdict == "falsified", "test": ""}
     return row.to_json() | {"why": reason if why is None else why} | facts | changes
 
 

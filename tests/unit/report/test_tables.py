@@ -38,10 +38,8 @@ POINT = {
 
 
 def claim(**changes) -> dict:
-    verdict = Verdict(
-        "EMAD-F1", "m", "survived", 0.001, (0.0005, 0.0015), 1234, 0.01, "relative rise", True, "all 2 legs"
-    )
-    return verdict.to_json() | changes
+    verdict = Verdict("EMAD-F1", "m", "survived", 0.001, (0.0005, 0.0015), 1234, 0.01, "relative rise", "all 2 legs")
+    return verdict.to_json() | {"gate": True} | changes
 
 
 def test_a_point_shows_every_number_with_its_unit():

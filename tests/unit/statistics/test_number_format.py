@@ -29,7 +29,7 @@ def test_every_row_has_plain_words_that_fit_beside_its_verdict():
 
 def test_a_rise_a_saving_and_a_ratio_have_one_form_in_points_and_claims():
     def estimate(value, unit):
-        (row,) = claim_rows([Verdict("X", "m", "measured", value, None, 3, None, unit, False, "").to_json()])
+        (row,) = claim_rows([Verdict("X", "m", "measured", value, None, 3, None, unit, "").to_json() | {"gate": False}])
         return row["estimate"].text
 
     (point,) = operating_point_rows(

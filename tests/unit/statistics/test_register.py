@@ -141,7 +141,6 @@ verdicts = st.builds(
     n=st.integers(0),
     threshold=numbers,
     unit=st.text(),
-    gate=st.booleans(),
     reason=st.text(),
     legs=st.lists(legs, max_size=3).map(tuple),
 )
@@ -154,9 +153,7 @@ def test_a_verdict_survives_json(verdict):
 
 def test_json_has_exactly_the_registers_keys_and_built_in_types():
     leg = Leg("a", "survived", np.float64(0.5), (np.float64(0.1), np.float64(0.9)), np.int64(3), np.float32(1), "u")
-    data = Verdict(
-        "X", "m", "survived", np.float64(1), None, np.int64(3), None, "u", np.bool_(True), "", (leg,)
-    ).to_json()
+    data = Verdict("X", "m", "survived", np.float64(1), None, np.int64(3), None, "u", "", (leg,)).to_json()
     assert list(data) == [
         "id",
         "model",
@@ -166,7 +163,6 @@ def test_json_has_exactly_the_registers_keys_and_built_in_types():
         "n",
         "threshold",
         "unit",
-        "gate",
         "reason",
         "good",
         "why",
@@ -189,7 +185,7 @@ def test_a_number_that_is_none_is_refused(field, value):
     with pytest.raises(BadArgument, match=field):
         Leg(name="a", outcome="survived", n=1, unit="", **values)
     with pytest.raises(BadArgument, match=field):
-        Verdict(id="X", model="m", verdict="survived", n=1, unit="", gate=True, reason="", **values)
+        Verdict(id="X", model="m", verdict="survived", n=1, unit="", reason="", **values)
 
 
 def test_a_leg_is_about_what_its_name_names_unless_it_says_what():
@@ -202,7 +198,7 @@ def test_a_leg_is_about_what_its_name_names_unless_it_says_what():
 
 def test_a_verdict_is_decided_by_a_leg_that_it_lists():
     leg = Leg("a", "survived", 1.0, None, 1, None, "")
-    verdict = Verdict("X", "m", "survived", 1.0, None, 1, None, "", False, "", (leg,), deciding=0)
+    verdict = Verdict("X", "m", "survived", 1.0, None, 1, None, "", "", (leg,), deciding=0)
     assert verdict.legs[verdict.deciding] is leg
     assert replace(verdict, deciding=None).deciding is None
     with pytest.raises(BadArgument, match="deciding=1, but expected an index of its 1 legs"):
