@@ -53,7 +53,8 @@ def install(name: str, environment: Environment) -> tuple[Path, str]:
     pip = [programs / "pip", "install", "-q", TORCH, *environment.wheels, *environment.others]
     result = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
     if result.returncode:
-        return programs, result.stderr.strip().splitlines()[-1]
+        said = result.stderr.strip().splitlines()
+        return programs, next((line for line in said if line.startswith("ERROR")), said[-1])
     if environment.unwanted:
         subprocess.run([programs / "pip", "uninstall", "-q", "-y", *environment.unwanted], check=True)
     done.touch()

@@ -191,3 +191,41 @@ def test_the_a100_environment_refuses_every_other_gpu(tmp_path: Path, device: st
     assert done.returncode == status, done.stderr
     if status:
         assert f"needs an NVIDIA A100, found: {device or 'no CUDA device'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pip", "tests", "said", "status"),
+    [
+        (1, 0, "economize: skipped: ERROR: No matching distribution found", 0),
+        (0, 0, "economize: exit status 0 after", 0),
+        (0, 3, "economize: exit status 3 after", 1),
+    ],
+)
+def test_an_engine_that_cannot_be_installed_is_skipped_with_pips_reason(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pip: int,
+    tests: int,
+    said: str,
+    status: int,
+) -> None:
+    described = importlib.util.spec_from_file_location("engines", ROOT / ".ci" / "engines.py")
+    assert described is not None
+    assert described.loader is not None
+    engines = importlib.util.module_from_spec(described)
+    monkeypatch.setitem(sys.modules, "engines", engines)  # dataclasses look their module up
+    described.loader.exec_module(engines)
+
+    def run(words: list[object], **options: object) -> subprocess.CompletedProcess[str]:
+        refused = "WARNING: old\nERROR: No matching distribution found\nnote: not a problem with pip"
+        installs = str(words[0]).endswith("pip")
+        return subprocess.CompletedProcess(words, pip if installs else tests, stderr=refused if installs else "")
+
+    monkeypatch.setattr(engines, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr(engines.venv, "create", lambda folder, with_pip: folder.mkdir())
+    monkeypatch.setattr(engines.subprocess, "run", run)
+    assert engines.main(["economize"]) == status
+    assert said in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="'vlm', but expected one of ctranslate2, economize"):
+        engines.main(["vlm"])
