@@ -229,7 +229,7 @@ def _row(
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
-        "not_counted": {} if loss is points.full_loss else task_exclusion_reasons(tasks),
+        "not_counted": {} if loss == points.full_loss else task_exclusion_reasons(tasks),
         # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
     }
@@ -313,7 +313,7 @@ def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> li
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
     rise = estimate_point_rise(loss, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws)
-    bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
+    bounded = loss != points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,
         "put forward as": ", ".join(points.roles_by_point.get(loss.point, ())),
