@@ -11,7 +11,7 @@ cross-attention of decode steps, and the K/V of a source that they need, are cha
 
 A point is chosen by ``Losses.choose``. A margin ("Select margin m on a small validation set", EMAD) is chosen by an
 upper bound of its rise, ``bound_rises``: a choice by the estimate ends on the threshold, and the chosen point's true
-rise exceeds the threshold in 12 to 39 % of runs.
+rise exceeds the threshold in a third of runs and more.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from emad_ref.schedule.schedules import TokenPositions, get_point_schedule
 from emad_ref.signals import perplexity_from_nats, perplexity_rise_from_nats
 
 ONE_SIDED_LEVEL = 0.05  # of every bound on a rise
+SYMMETRIC = 1e-9  # skewness over √n that counts as none
 MAX_PERPLEXITY_POINTS = 0.1  # the paper's bound
 MAX_RELATIVE_RISE = 0.01  # an additional bound, since at perplexity 1.4 the paper's 0.1 alone would be 7 %
 MAX_ACCURACY_DROP = 0.005  # the paper's bound on EM
@@ -233,8 +234,11 @@ def bound_rises(
     """One-sided 95 % bounds of relative rises of perplexity, from sums by document; upper ones unless ``lower``.
 
     With a mean excess of m nats per token, its linearised standard error s over documents, and Student's t, the bound
-    is m + t·s. A single document bounds nothing. A lost next token has an infinite rise, and NaN for its bound, which
-    is within no level.
+    is m + t·s. For upper bounds t is the larger of Student's and Hall's, which reflects skew: a sample without the few
+    documents that lose much has a low mean and a low error at once (Hall 1992, "On the removal of skewness by
+    transformation"). A margin chosen by it among many closely around the threshold truly exceeds it in 2 to 4 % of
+    runs, and in 10 % with 60 documents of log-normal rises (σ = 1). A single document bounds nothing. A lost next token
+    has an infinite rise, and NaN for its bound, which is within no level.
 
     Args:
         excess_nats: [..., documents] nats above full depth.
@@ -249,17 +253,31 @@ def bound_rises(
         return np.full(np.shape(mean), -1.0 if lower else np.inf)
     with np.errstate(invalid="ignore"):
         away = excess_nats - mean[..., None] * tokens
-        error = np.sqrt(count / (count - 1) * (away * away).sum(axis=-1)) / total
+        squares = (away * away).sum(axis=-1)
+        error = np.sqrt(count / (count - 1) * squares) / total
     least = count if confirmed_on is None else min(count, max(confirmed_on, 2))
     t = float(stats.t.ppf(1 - ONE_SIDED_LEVEL, least - 1))
     if lower:
-        bound = mean - t * error
-    elif confirmed_on is None:
-        bound = mean + t * error
-    else:
-        later = error * np.sqrt(count / confirmed_on)
-        bound = mean + t * np.hypot(error, later) + t * later
-    return np.array([perplexity_rise_from_nats(float(each)) for each in np.ravel(bound)]).reshape(np.shape(bound))
+        return _rises(mean - t * error)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        skew = np.nan_to_num((away**3).sum(axis=-1) * np.sqrt(count) / squares**1.5)  # 0 without spread
+    wide = np.maximum(t, _hall_quantile(t, skew / np.sqrt(count)))
+    if confirmed_on is None:
+        return _rises(mean + wide * error)
+    later = error * np.sqrt(count / confirmed_on)
+    return _rises(mean + wide * np.hypot(error, later) + wide * later)
+
+
+def _hall_quantile(t: float, skew: Floats) -> Floats:
+    """−g⁻¹(−``t``) for g(T) = T + a·T²/3 + a²·T³/27 + a/6, where a is ``skew``, the skewness of a sum of n, over √n."""
+    small = np.abs(skew) < SYMMETRIC
+    a = np.where(small, 1.0, skew)
+    quantile: Floats = np.where(small, t, 3 / a * (1 - np.cbrt(1 - a * (t + a / 6))))
+    return quantile
+
+
+def _rises(nats: Floats) -> Floats:
+    return np.array([perplexity_rise_from_nats(float(each)) for each in np.ravel(nats)]).reshape(np.shape(nats))
 
 
 def mark_within_margin_bounds(losses: Losses) -> Bools:

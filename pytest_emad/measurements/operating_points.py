@@ -234,9 +234,9 @@ def _row(
         "interval": interval,
         "accuracy": {task: list(scores.accuracies) for task, scores in tasks.items()},
         "not_counted": {}
-        if loss is points.full_loss
+        if loss == points.full_loss
         else {task: scores.exclusion.reason for task, scores in tasks.items() if scores.exclusion},
-        "lost_answers": {} if loss is points.full_loss else lost_answers_by_task(points.task_scores, tasks, loss.point),
+        "lost_answers": {} if loss == points.full_loss else lost_answers_by_task(points.task_scores, tasks, loss.point),
         # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
     }
@@ -325,7 +325,7 @@ def make_margin_rows(points: CandidatePoints, losses: Sequence[PointLoss]) -> li
 
 def _margin_row(points: CandidatePoints, loss: PointLoss, draws: Any) -> dict[str, Any]:
     rise = estimate_point_rise(loss, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws)
-    bounded = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
+    bounded = loss != points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,
         "put forward as": ", ".join(points.roles_by_point.get(loss.point, ())),

@@ -5,9 +5,10 @@ selection text and an expected ±s′ on the judged text, the judged text's boun
 
     m + t·√(s² + s′²) + t·s′ ≤ log(1 + level)
 
-Standard errors are over documents (the linearised error of a ratio); t is Student's at 5 %, one-sided. The result lists
-the headroom of oracles with the savings of families. Free depth is replayed with exact K and V. The best free rule is
-then decoded with filled-in K and V at a few thresholds, from strict to loose, and certified (``screening.guarantee``).
+Standard errors are over documents (the linearised error of a ratio); t is at 5 %, one-sided (``losses.bound_rises``).
+The result lists the headroom of oracles with the savings of families. Free depth is replayed with exact K and V. The
+best free rule is then decoded with filled-in K and V at a few thresholds, from strict to loose, and certified
+(``screening.guarantee``).
 """
 
 from __future__ import annotations

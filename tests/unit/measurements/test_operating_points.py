@@ -151,7 +151,7 @@ def test_rows_of_margins_are_losses_of_the_evaluation_split(explored, tables):
     for row, loss in zip(rows, losses, strict=True):
         found = row["mean depth"], row["net reduction %"], row["perplexity"], row["rise %"]
         assert found == (loss.mean_depth, loss.net_reduction, loss.perplexity, loss.perplexity_rise)
-        if loss is not explored.full_loss:
+        if loss != explored.full_loss:
             assert row["rise low %"] <= row["rise %"] <= row["rise high %"]
     margins = [row["margin, nats"] for row in rows[1:]]
     assert margins == sorted(margins, reverse=True)
