@@ -334,4 +334,4 @@ def test_what_a_point_with_copies_emitted_while_the_clock_ran_is_decoded_again(t
     finding = stopwatch.check_point_outputs(stopwatch.time_point_by_batch_size(point)[2], point)
     assert finding.passed is False
     assert "adaptive, row 1" in finding.detail
-    assert "but the reference decoder" in finding.detail
+    assert "but our own decoder" in finding.detail
