@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from emad_ref.absent import Absent
 from emad_ref.calibration.trace import take_trace
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
@@ -357,7 +358,7 @@ def promised(name):
 
 
 def decide(
-    oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=None,
+    oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few=None, documents=None,
     reach=(0.35, 0.33, 0.37), looser=None, fast=(1.3, 1.2, 1.4), own=(0.005, 0.2),
 ):  # fmt: skip
     """``fast``: the speed-up with its interval; ``own``: rise of the point's own text, and its p-value; None: none."""
@@ -368,7 +369,7 @@ def decide(
         saved = estimate(*looser, n=n)
         lucky = estimate(0.008, 0.007, 0.009, 0.01, n)
         rows.append(
-            SelectedPoint(family, 0.01, replace(point(), name="gate ≤ 0.2"), saved, lucky, saved, how="decoded")
+            SelectedPoint(family, 0.01, replace(point(), name="gate ≤ 0.2", margin_nats=0.2), saved, lucky, saved, how="decoded")
         )
     widest = FamilyWithoutPoint(family, 0.01)
     if reach is not None:
@@ -495,7 +496,7 @@ def test_a_promised_point_that_is_not_worth_it_gives_way_to_one_that_is_only_bou
 
 def test_what_no_further_document_could_change_is_said_with_its_interval():
     low = (0.03, 0.02, 0.04)
-    for case in ({"n": 40}, {"few": "inconclusive: 12 documents to choose on"}, {"n": 40, "proven": False}):
+    for case in ({"n": 40}, {"few": Absent("inconclusive: 12 documents to choose on")}, {"n": 40, "proven": False}):
         said = decide(**case, reach=low).lossy.reason
         assert said.startswith("not worth it: no rule of ours saves more than 3.0% net [2.0%, 4.0%] at 1.0% more")
         assert said.endswith("a rule that knew would save 40.0% net [39.0%, 41.0%] at 1.0% more perplexity")
@@ -515,9 +516,9 @@ def test_what_no_further_document_could_change_is_said_with_its_interval():
         ({"p_below": 0.06, "looser": (0.4, 0.38, 0.42)}, "evaluation does not confirm gate ≤ 0.1"),
         ({"net": (0.06, 0.04, 0.08)}, "not worth it"),
         ({"n": 199}, "inconclusive: gate ≤ 0.1 saves"),
-        ({"few": "inconclusive: 12 documents"}, "inconclusive: 12 documents"),
-        ({"few": "inconclusive: 12 documents", "oracle": 0.04}, "no slack"),
-        ({"few": "inconclusive: 12 documents", "oracle": 0.04, "documents": 29}, "inconclusive: 12 documents"),
+        ({"few": Absent("inconclusive: 12 documents")}, "inconclusive: 12 documents"),
+        ({"few": Absent("inconclusive: 12 documents"), "oracle": 0.04}, "no slack"),
+        ({"few": Absent("inconclusive: 12 documents"), "oracle": 0.04, "documents": 29}, "inconclusive: 12 documents"),
     ],
 )
 def test_what_does_not_hold_is_not_recommended(case, said):
