@@ -64,7 +64,6 @@ NEIGHBOURS = {  # steps in words
 }
 BESIDE_NEW = 4  # new tokens of a request to another decoder
 AT_ONCE = 8  # simultaneous requests at most
-ENDED_ROWS = 2  # rows that are also asked for without the case's stop set
 ALIKE = 5  # rows at most that are asked for again, sent otherwise or under another seed
 SPECIAL = 2 / 5  # share of prompts that end in an id that a decoder may take for padding
 OPENING = 1 / 8  # share of prompts that begin with one
@@ -377,15 +376,20 @@ class RequestCases:
     def _choose_stops(
         self, history: History, by: OpenedDecoder, prompts: Sequence[Prompt], new: int, rng: np.random.Generator
     ) -> tuple[frozenset[int], list[list[int]], Prompt]:
-        """The case's stop set, the tokens of the first rows without one, and the prompt that it is chosen for."""
+        """The case's stop set, tokens of some rows without one, and the prompt that it is chosen for.
+
+        Draws of ``generate`` are compared with those tokens: row 0 ends, and the first rows after it draw on.
+        """
         kind = history.case["stops"]
         if kind == "none":
             return NO_STOP, [], prompts[0]
-        few = prompts[:ENDED_ROWS]
+        if by.temperature:
+            few = list(prompts[: ALIKE if history.case["call"] == "generate" else 1])
+        else:
+            few = [prompts[int(rng.integers(len(prompts)))]]
         emitted = [tokens.tolist() for tokens in self._ask(history, by, few, new, NO_STOP).emitted]
         everything = {token for tokens in emitted for token in tokens}
-        number = int(rng.integers(len(emitted)))
-        row, prompt = emitted[number], few[number]
+        row, prompt = emitted[0], few[0]
         ending = row[int(rng.integers(len(row)))]
         if kind == "in the prompt":
             idle = sorted({token for prompt in few for token in prompt.tokens.tolist()} - everything)

@@ -207,7 +207,7 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
                 continue
             if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
                 yield f"{test}{f' [{case}]' if case else ''} is not live for {model}"
-        found = counts.get(model, Counter[str]())
+        found: Mapping[str, int] = counts.get(model, {})
         for name, least in ((name, n) for each in included_tiers(tier) for name, n in TIERS[each].promise.items()):
             if found.get(name, 0) < least and name not in free:
                 yield f"it promises {name}={least} for {model}, but {found.get(name, 0)} were live"

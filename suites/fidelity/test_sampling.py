@@ -16,9 +16,9 @@ from pytest_emad.run.suite_support import AuditFindingGate
 # lowest, highest, step of the round numbers between which servers round, clamp or decode greedily, and seeds
 TEMPERATURES = {
     "hot": (1.6, 2.0, 0.1, 4),  # a tail is drawn, and servers take up to 2
-    "cold": (0.4, 0.7, 0.1, 3),
-    "colder": (0.1, 0.2, 0.1, 2),
-    "coldest": (0.0, 0.05, 0.05, 2),
+    "cold": (0.4, 0.7, 0.1, 4),
+    "colder": (0.1, 0.2, 0.1, 6),
+    "coldest": (0.0, 0.05, 0.05, 6),
 }
 ROWS, FEWEST_ROWS = 16, 7  # prompts
 NEW = 16

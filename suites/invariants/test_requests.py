@@ -84,8 +84,8 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
         _,
     ):
         unseen = emad_rng.integers(0, subject.stepper.vocabulary_size, UNSEEN)
-        begun = np.concatenate([unseen, nested.tokens[UNSEEN:]])
-        emad_audit(check_nested_prompts(under_test, begun, BATCHED, emad_rng))
+        beginning = np.concatenate([unseen, nested.tokens[UNSEEN:]])
+        emad_audit(check_nested_prompts(under_test, beginning, BATCHED, emad_rng))
 
 
 def test_requests_at_once_get_the_answers_that_each_gets_alone(

@@ -369,7 +369,9 @@ def decide(
         saved = estimate(*looser, n=n)
         lucky = estimate(0.008, 0.007, 0.009, 0.01, n)
         rows.append(
-            SelectedPoint(family, 0.01, replace(point(), name="gate ≤ 0.2", margin_nats=0.2), saved, lucky, saved, how="decoded")
+            SelectedPoint(
+                family, 0.01, replace(point(), name="gate ≤ 0.2", margin_nats=0.2), saved, lucky, saved, how="decoded"
+            )
         )
     widest = FamilyWithoutPoint(family, 0.01)
     if reach is not None:
