@@ -438,6 +438,7 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         "emad judge emad-tiny --decoder 'exec:emad serve emad-tiny' --decoder-timeout 30 --gate-claims EMAD-E10",
         "emad judge ./llama --decoder http://localhost:8000 --decoder-dtype float16 --claims ENG-*",
         "emad judge ./llama --lm-eval-tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
+        "emad judge ./llama --lm-eval-tasks colours --task-path .",
         "emad judge emad-tiny --claims EAD-F1 --pair emad-nano,emad-tiny",
         "emad judge emad-tiny --claims EAD-F1 --small-model emad-nano --large-model emad-tiny",
     )

@@ -100,9 +100,10 @@ class CandidatePoints:
         """Evaluation losses of full depth and the selected points."""
         return replay_losses(self.traces.evaluation, self.subject.loaded.geometry, self.selected_points)
 
-    @property
+    @cached_property
     def full_loss(self) -> PointLoss:
-        return self.selected_losses[0]
+        """Full depth's row. It needs no selected point, whose margin costs a trace of every task."""
+        return replay_losses(self.traces.evaluation, self.subject.loaded.geometry, [])[0]
 
     @property
     def selected_evaluation_losses(self) -> list[PointLoss]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
-from emad_ref.replay.losses import CostColumn, PointLoss
 from emad_ref.signals import STEEPEST_NATS, perplexity_rise_from_nats
 from pytest_emad.statistics.estimate import (
     Estimate,
@@ -39,6 +39,9 @@ from pytest_emad.statistics.units import (
     sum_blocks_of_neighbours,
     sum_dependent_units,
 )
+
+if TYPE_CHECKING:  # imports torch, and the accuracy gate compares items without it
+    from emad_ref.replay.losses import CostColumn, PointLoss
 
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit

@@ -11,7 +11,7 @@ from pytest_emad.statistics.units import ByDocument
 from pytest_emad.statistics.verdicts import Verdict, load_register
 
 
-def judged(steps: list[float], n: int = 40) -> Verdict:
+def judged(steps: list[float], n: int = 150) -> Verdict:
     source = np.random.default_rng(2)
     tokens = source.integers(50, 200, n)
     means = 5 + np.concatenate([[0], np.cumsum(steps)])

@@ -91,7 +91,7 @@ def checked(check: str, made: Callable[..., Any], kind: str = "dynamic") -> Find
     rng = np.random.default_rng(0)
     if check == "sampling":
         rows = [PROMPTS[0], PROMPTS[0], PROMPTS[2]]
-        records = [(seed, opened(made, kind, HOT, seed).generate(rows, 12)) for seed in (1, 2, 3, 1)]
+        records = [(seed, opened(made, kind, HOT, seed).generate(rows, 12)) for seed in (1, 2, 3, 4)]
         lens, said = lens_of(tiny_neox()), opened(made, kind).capabilities
         return check_sampling(records, lens, FULL, rows, 12, HOT, said, rng, TOLERANCE, needed=50)
     under_test = DecoderUnderTest(opened(made, kind), lens_of(tiny_neox()), FULL, TOLERANCE)

@@ -49,11 +49,12 @@ VALUES: dict[str, tuple[str, Any]] = {
     "only": ("emad-f1,EMAD−R*", frozenset({"EMAD-F1", *(f"EMAD-R{n}" for n in range(1, 6))})),
     "pair": ("emad-nano, emad-tiny-plain", ("emad-nano", "emad-tiny-plain")),
     "tasks": ("wikitext,gsm8k", frozenset({"wikitext", "gsm8k"})),
+    "task-path": ("data", "data"),
     "limit": ("50", 50),
     "allow-code-execution": ("unconfined", "unconfined"),
 }
 FIELDS = {"model": "models"}
-PATHS = ("profile", "exit", "report", "claims", "golden", "data")
+PATHS = ("profile", "exit", "report", "claims", "golden", "data", "task-path")
 
 
 @pytest.fixture(autouse=True)

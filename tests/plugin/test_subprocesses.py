@@ -114,7 +114,7 @@ def test_a_process_that_hangs_is_ended_and_says_where_it_was(
 # ------------------------------------------------------------ no subprocess
 
 
-WITHOUT = "def test(emad_host): assert {} in emad_host.runner.without"
+WITHOUT = "def test(emad_host): assert {} in emad_host.runner.start.reason"
 
 
 def test_plugins_that_are_objects_reach_no_other_process(project: pytest.Pytester, run: Run) -> None:

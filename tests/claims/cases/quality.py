@@ -172,7 +172,9 @@ def authored(rise: float):
     def made(n: int, icc: float):
         def found(rng: np.random.Generator) -> QualityEvidence:
             tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
-            return QualityEvidence([PointMeasurements("p", 0.3, {"world": shapes.by_authors(rng, rise, n)}, tasks)])
+            return QualityEvidence(
+                [PointMeasurements("p", "p", 0.3, {"world": shapes.by_authors(rng, rise, n)}, tasks)]
+            )
 
         return found
 

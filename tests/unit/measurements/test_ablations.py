@@ -233,17 +233,17 @@ def test_intervals_resample_documents_and_all_rows_on_the_same_draws(
 ) -> None:
     asked = []
 
-    def seen(mine: Any, full: Any, tokens: Any, **options: Any) -> Any:
-        asked.append((len(mine), len(full), int(np.sum(tokens.values)), id(options["draws"])))
-        return rise(mine, full, tokens, **options)
+    def seen(loss: Any, **options: Any) -> Any:
+        asked.append((len(loss.nats), int(loss.table.tokens.sum()), id(options["draws"])))
+        return rise(loss, **options)
 
-    rise = ablations.estimate_perplexity_rise
-    monkeypatch.setattr(ablations, "estimate_perplexity_rise", seen)
+    rise = ablations.estimate_point_rise
+    monkeypatch.setattr(ablations, "estimate_point_rise", seen)
     table = AblationRows(run, np.random.default_rng(0))
     first, again = table.make_point_rows([run.traces.profile.point(0.0)] * 2, {})
     assert run.traces.evaluation.n_sequences > DOCUMENTS, "no document has two windows: nothing was tested"
     assert len(set(asked)) == 1
-    assert asked[0][:3] == (DOCUMENTS, DOCUMENTS, len(run.traces.evaluation))
+    assert asked[0][:2] == (DOCUMENTS, len(run.traces.evaluation))
     assert first == again
 
 

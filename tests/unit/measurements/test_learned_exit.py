@@ -265,7 +265,7 @@ def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for
         evidence_with(
             tmp_path, found_exit("free_eager"), RunResources(make_reference_decoder)
         ).exit_evaluation.absent_for_decoder
-        == ""
+        is None
     )
 
 

@@ -70,9 +70,9 @@ def test_without_exits_sampling_that_is_declined_in_places_is_offered():
 
 
 def test_without_exits_what_a_call_declines_may_stay_open():
-    tests = [declined(BRIDGE, "m", "exits"), declined(POSITIONS, "m-probing-far", "exits"), declined_call(SAMPLING)]
+    tests = [declined(BRIDGE, "m", "exits"), declined(POSITIONS, "m-probing-far", "exits"), declined_call(MEMORY)]
     assert gaps(tests, {"exits": [0, 3]}) == []
-    assert gaps(tests, {}) == [BRIDGE, POSITIONS, SAMPLING]
+    assert gaps(tests, {}) == [BRIDGE, POSITIONS, MEMORY]
 
 
 def test_what_is_not_offered_is_told():

@@ -49,8 +49,8 @@ def test_zero_has_no_sign():
 @pytest.mark.parametrize(("bad", "good"), [("above", "lower"), ("below", "higher")])
 def test_good_is_the_side_on_which_a_claim_does_not_fail(bad, good):
     rng = np.random.default_rng(0)
-    values = ByDocument(rng.normal(1.0, 0.1, size=60), np.arange(60))
-    found = mean_rate(values, ByDocument(np.ones(60), np.arange(60)), threshold=0.5, rng=rng, unit="nats")
+    values = ByDocument(rng.normal(1.0, 0.1, size=100), np.arange(100))
+    found = mean_rate(values, ByDocument(np.ones(100), np.arange(100)), threshold=0.5, rng=rng, unit="nats")
     verdict = judge_against_threshold(REGISTER["EMAD-E6"], "m", {"x": found}, bad, 0.5)
     assert (verdict.good, verdict.legs[0].good) == (good, good)
     assert verdict.verdict == ("falsified" if good == "lower" else "survived")
