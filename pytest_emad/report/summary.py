@@ -326,7 +326,7 @@ def _worst_task(accuracy: Mapping[str, Sequence[float | None]], left_out: Mappin
         yield f"no task of {len(accuracy)} counts"
 
 
-LOST_SHOWN, LOST_LETTERS = 2, 60
+LOST_SHOWN, LOST_LETTERS = 2, 24  # items, and letters of a text: each item in one line
 
 
 def _lost_answers(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -339,8 +339,7 @@ def _lost_answers(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             task, found = by_count[0]
             for one in found["first"][:LOST_SHOWN]:
                 prompt = _quoted(one["prompt"][-LOST_LETTERS:])
-                depths = f" at depths {' '.join(map(str, one['depths'][:12]))}" if one["depths"] else ""
-                yield f"  {task}: {prompt} → {_quoted(one['full_depth'])}, now {_quoted(one['at_point'])}{depths}"
+                yield f"  {task}: {prompt} → {_quoted(one['full_depth'])}, now {_quoted(one['at_point'])}"
             return
 
 
@@ -511,7 +510,6 @@ DETAIL_LEVELS = (
     DetailLevelSettings((), False, 0, False, False, 4, 4),
     DetailLevelSettings((), False, 0, False, False, 1, 2),
 )
-FEW_POINTS = 4  # a level with as many points or fewer leaves lost answers out
 BROKEN_LETTERS = 240  # letters for one cause of failed tests
 GATE_LETTERS = 160  # letters for a gate's measured and required value, and its leg
 
@@ -521,14 +519,17 @@ def format_summary_lines_with_tones(
 ) -> list[tuple[str, Tone]]:
     """(line, tone for a terminal with colours) of the summary: the fullest level that fits ``most`` lines, or the last.
 
+    Lost answers stand in it if a level that names every claim then fits.
+
     Args:
         width: letters in a line; only a single longer word runs over.
         places: sentences with the place of the report.
     """
-    for level in DETAIL_LEVELS:
+    whole = [(brief, level) for level in DETAIL_LEVELS if brief.lost and level.titled == ALL]
+    for shown, level in [*whole, *((replace(brief, lost=()), level) for level in DETAIL_LEVELS)]:
         lines = [
             (line, tone)
-            for text, indent, tone in _text_parts(brief, level, places)
+            for text, indent, tone in _text_parts(shown, level, places)
             for line in _wrapped(text, max(width, 20), indent)
         ]
         if len(lines) <= most:
@@ -576,7 +577,7 @@ def _text_parts(brief: RunSummary, level: DetailLevelSettings, places: Sequence[
         yield f"  {name}: {facts}", "    ", ""
     if len(brief.points) > level.points:
         yield f"  {len(brief.points) - level.points} more: see -v or the report", "    ", ""
-    for text in brief.lost if level.points > FEW_POINTS else ():
+    for text in brief.lost:
         yield text, "    ", ""
     yield from _rest_lines(brief, level)
     for text in (*brief.record, *brief.about):

@@ -371,7 +371,9 @@ def test_two_answers_that_the_point_loses_are_shown_of_the_task_that_loses_most(
     printed = text(report([claim("EMAD-F1")], points=[{"name": "full depth"}, point, later]))
     assert "answers that full depth gives and emad m=0.00 loses: chart 394, facts 2" in printed
     shown = " ".join(" ".join(printed).split())
-    assert 'xx how many?" → "7 pens", now "3 …" at depths 12 3' in shown
+    assert 'xx how many?" → "7 pens", now "3 …"' in shown
     assert 'chart: "who?" → "Mia", now "Kai"' in shown
     assert "never shown" not in shown
     assert "later loses" not in shown
+    crowded = report(everything("falsified"), points=[point] * 9, failures=["something is missing " * 9] * 30)
+    assert not any("answers that full depth gives" in line for line in text(crowded)), "claims are named before"
