@@ -34,7 +34,7 @@ MOST_REDUCTIONS = 60  # cases decoded to reduce a failing one
 ASCENDING = ("rows",)  # dimensions of which every value is offered, if a later one is
 NEVER_DECLINED = ("257th request",)  # values that a decoder cannot tell from the requests before
 SHOWN_GAPS = 4  # pairs named in a detail
-LONGEST_COMMAND = 1000  # characters of a command in a complaint; `emad replay` prints all of them
+LONGEST_COMMAND = 4000  # characters of a command in a complaint; `emad replay` prints all of them
 
 Values = dict[str, tuple[str, ...]]
 
