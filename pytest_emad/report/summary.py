@@ -632,7 +632,8 @@ def _rest_lines(brief: RunSummary, level: DetailLevelSettings) -> Iterator[TextP
         groups = [group for outcome in outcomes for group in brief.rest.get(outcome, {}).items()]  # type: ignore[call-overload]
         if groups:
             more = f". {brief.more}" if brief.more and words == "inconclusive" else ""
-            room = (PARAGRAPH_LETTERS if level.remedies else 0) if words == "inconclusive" else level.reason
+            remedy = PARAGRAPH_LETTERS if level.reason >= WHOLE_REASON else REMEDY_LETTERS
+            room = (remedy if level.remedies else 0) if words == "inconclusive" else level.reason
             yield f"  {words}: {_list_claims(groups, room, words in level.titled)}{more}", "    ", ""
     if level.survivors:
         for outcome in ("survived", "measured"):
@@ -669,6 +670,7 @@ def _list_claims(groups: Sequence[tuple[str, Sequence[tuple[str, str]]]], reason
     return "; ".join(parts)
 
 
+WHOLE_REASON, REMEDY_LETTERS = 160, 40  # a level of such reasons has whole remedies, others so many letters of each
 COUNTED_LETTERS = 70  # letters of a reason in place of several titles
 PARAGRAPH_LETTERS = 10_000  # Markdown wraps paragraphs by itself
 TABLE_LINES = 8  # lines around the table of gates: heading, headline, blanks, table head
