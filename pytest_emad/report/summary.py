@@ -519,14 +519,13 @@ def format_summary_lines_with_tones(
 ) -> list[tuple[str, Tone]]:
     """(line, tone for a terminal with colours) of the summary: the fullest level that fits ``most`` lines, or the last.
 
-    Lost answers stand in it if a level that names every claim then fits.
+    Lost answers stand in it if that level still fits.
 
     Args:
         width: letters in a line; only a single longer word runs over.
         places: sentences with the place of the report.
     """
-    whole = [(brief, level) for level in DETAIL_LEVELS if brief.lost and level.titled == ALL]
-    for shown, level in [*whole, *((replace(brief, lost=()), level) for level in DETAIL_LEVELS)]:
+    for level, shown in ((level, each) for level in DETAIL_LEVELS for each in (brief, replace(brief, lost=()))):
         lines = [
             (line, tone)
             for text, indent, tone in _text_parts(shown, level, places)
