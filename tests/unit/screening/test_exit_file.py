@@ -137,9 +137,8 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     save_exit(tmp_path / "none", replace(found, lossy=Absent("no slack")))
     save_exit(tmp_path / "advised", replace(found, leave_early=True))
     depths = {}
-    for name, *way in (("e",), ("e lossy", "--lossy"), ("advised",), ("none",)):
-        file = str(tmp_path / name.split()[0])
-        assert cli.main(["generate", "small", "hello", "--exit", file, *way, "--tokens", "30"]) == 0
+    for name, file, *way in (("e", "e"), ("e lossy", "e", "--lossy"), ("advised", "advised"), ("none", "none")):
+        assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / file), *way, "--tokens", "30"]) == 0
         depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
     record = WalkedDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
     early, full = record.tokens.select_sequence(0, 1).depth.tolist(), [LAYERS] * 30
