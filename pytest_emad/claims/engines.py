@@ -38,7 +38,6 @@ from pytest_emad.statistics.units import ByPair
 from pytest_emad.statistics.verdicts import Leg, Verdict
 
 AGREEMENT = "top-1 agreement"
-POSITIONS = 8  # most drafted positions of a record
 SAMPLING_LEGS = 14
 
 
@@ -90,26 +89,25 @@ def decide_stated_precision(found: DistributionEvidence, asked: ClaimContext) ->
 
 
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
-    """ENG-5: whether drafted tokens are accepted as often as on record.
+    """ENG-5: whether the mean acceptance length, 1 + accepted / rounds, is at least a ``share`` of that on record.
 
-    One leg for each position on record (thresholds ``acceptance_1`` …): the share of drafts that accepted it, against
-    the record minus ``slack``. A position that the engine never drafts is never accepted. Acceptance length and other
-    positions are listed; without a record only these.
+    The share of rounds that accept each drafted position is listed; without a record (``length`` 0) also the length.
     """
-    slack, zeros = asked.claim.thresholds["slack"], found.drafts.with_values(0 * found.drafts.values)
+    recorded = asked.claim.thresholds["length"]
+    least = asked.claim.thresholds["share"] * recorded
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
-    length = mean_rate(total, found.drafts, threshold=1.0, rng=asked.rng, unit="tokens")
-    beside, tests = [build_measured_estimate_leg("acceptance length", length)], []
-    for at in range(POSITIONS):
-        recorded = asked.claim.thresholds[f"acceptance_{at + 1}"]
-        accepted = found.accepted[at] if at < len(found.accepted) else zeros
-        name, least = f"drafted position {at + 1}", recorded - slack
-        rate = mean_rate(accepted, found.drafts, threshold=least, rng=asked.rng, unit="share")
-        if recorded:
-            tests.append(asked.make_leg_test(f"{name}, {recorded:.3g} on record", rate, "below", least))
-        elif at < len(found.accepted):
-            beside.append(build_measured_estimate_leg(name, rate))
-    return asked.decide_tests(tests, beside)
+    length = mean_rate(total, found.drafts, threshold=least or 1.0, rng=asked.rng, unit="tokens")
+    beside = [
+        build_measured_estimate_leg(
+            f"drafted position {at}", mean_rate(accepted, found.drafts, threshold=1.0, rng=asked.rng, unit="share")
+        )
+        for at, accepted in enumerate(found.accepted, start=1)
+    ]
+    if not recorded:
+        return asked.decide_tests([], [build_measured_estimate_leg("acceptance length", length), *beside])
+    return asked.decide_tests(
+        [asked.make_leg_test(f"acceptance length, {recorded:.4g} on record", length, "below", least)], beside
+    )
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:
@@ -195,9 +193,7 @@ QUESTIONS = (
     _engine_row(
         "ENG-4", lambda of: of.engine_answers.distributions, decide_stated_precision, legs=lambda study, layers: 1
     ),
-    _engine_row(
-        "ENG-5", lambda of: of.engine_answers.acceptance, decide_acceptance, legs=lambda study, layers: POSITIONS
-    ),
+    _engine_row("ENG-5", lambda of: of.engine_answers.acceptance, decide_acceptance, legs=lambda study, layers: 1),
     _engine_row(
         "ENG-6", lambda of: of.engine_answers.sampling, decide_sampling, legs=lambda study, layers: SAMPLING_LEGS
     ),
