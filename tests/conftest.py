@@ -1,4 +1,8 @@
-"""Tests marked ``slow`` (builds, benchmarks, error rates) run on request only; the reason of each skip says so."""
+"""Tests marked ``slow`` (builds, benchmarks, error rates) run on request only; the reason of each skip says so.
+
+Of a test marked ``each_value`` as few parameter sets run as hold each value of each parameter once, of one marked
+``values`` those with one of the named values; the others are slow.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ast
 import gc
 import os
 import warnings
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -45,11 +50,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    several: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or item.get_closest_marker("slow"):
+            continue
+        named = item.get_closest_marker("values")
+        if named and not any(value in named.args for value in item.callspec.params.values() if isinstance(value, str)):
+            item.add_marker(pytest.mark.slow)
+        elif item.get_closest_marker("each_value"):
+            several.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for sets in several.values():
+        chosen = choose_each_value([set(enumerate(item.callspec._idlist)) for item in sets])
+        for number in set(range(len(sets))) - chosen:
+            sets[number].add_marker(pytest.mark.slow)
     if config.getoption("--run-slow"):
         return
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: pass --run-slow, or see `tox -e slow`"))
+
+
+def choose_each_value(sets: Sequence[set[tuple[int, str]]]) -> set[int]:
+    """Numbers of as few of ``sets`` as hold each of their elements, chosen greedily, the first of equals.
+
+    >>> sorted(choose_each_value([{(0, a), (1, b)} for a in "xy" for b in "uvw"]))
+    [0, 2, 4]
+    """
+    missing, chosen = set().union(*sets), set()
+    while missing:
+        best = max(range(len(sets)), key=lambda number: len(sets[number] & missing))
+        chosen.add(best)
+        missing -= sets[best]
+    return chosen
 
 
 def pytest_collection_finish() -> None:

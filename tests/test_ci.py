@@ -141,7 +141,8 @@ def test_every_slow_test_is_run_by_an_environment_of_tox() -> None:
     """Tests of ``tests/benchmarks`` are run by hand: a person reads the numbers."""
     commands = [line for line in (ROOT / "tox.ini").read_text(encoding="utf-8").splitlines() if "--run-slow" in line]
     run = [ROOT / path for line in commands for path in re.findall(r"tests/[\w/.]+", line)]
-    slow = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.slow" in path.read_text(encoding="utf-8")]
+    marked = re.compile(r"mark\.(slow|each_value|values)")
+    slow = [path for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text(encoding="utf-8"))]
     run += [ROOT / "tests" / "benchmarks", Path(__file__)]
     missing = [path for path in slow if not any(path.is_relative_to(each) for each in run)]
     assert len(slow) > 40

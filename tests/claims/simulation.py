@@ -90,6 +90,13 @@ class Case:
     sampled: bool = True
 
 
+Cell = tuple[int, float]  # number of units, ICC
+SAMPLED: dict[Truth, Callable[[Sequence[int], Sequence[float]], Cell]] = {
+    "edge": lambda n, icc: (n[0], icc[-1]),
+    "power": lambda n, icc: (n[-1], icc[0]),
+}
+
+
 def celled(
     name: str,
     truth: Truth,
@@ -103,14 +110,13 @@ def celled(
     """Return one case for every number of units and every ICC; ``made(n, icc)`` gives its ``found``.
 
     ``icc=(0.0,)`` for rows whose units are independent by construction. ``options`` are those of ``Case``.
-    Of a rate, the fewest units with the largest ICC and the most with the smallest are sampled; ``hold_rates`` measures
-    every cell.
+    Of a rate one cell is sampled: of an error the fewest units with the largest ICC, of a power the most units with the
+    smallest. ``hold_rates`` measures every cell.
     """
     for units in n:
         for correlation in icc:
             cell = f"{name}; n = {units}, ICC {correlation:g}"
-            corner = (units, correlation) in ((n[0], icc[-1]), (n[-1], icc[0]))
-            sampled = corner or truth not in ("edge", "power")
+            sampled = (units, correlation) == SAMPLED[truth](n, icc) if truth in SAMPLED else True
             yield Case(cell, truth, made(units, correlation), draws, sampled=sampled, **options)
 
 

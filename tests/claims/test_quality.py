@@ -320,12 +320,12 @@ def test_simes_of_nothing_is_refused():
 
 def test_two_of_five_tasks_at_the_threshold_are_falsified_and_survive_at_five_per_cent():
     """The two-task criterion, on independent uniform p-values, decides either way at its level."""
-    rng, draws = np.random.default_rng(4), 20_000
+    rng, draws = np.random.default_rng(4), 2_000
     at_threshold = np.sort(rng.random((draws, 5)), axis=1)
     falsified = np.mean([simes_pvalue(p[1:]) <= 0.05 for p in at_threshold])
     survived = np.mean([simes_pvalue([0.0, *p][-2:]) <= 0.05 for p in np.sort(rng.random((draws, 2)), axis=1)])
     assert falsified <= 0.05
-    assert survived == pytest.approx(0.05, abs=0.005)
+    assert survived == pytest.approx(0.05, abs=0.015)  # three standard errors
 
 
 def test_without_a_corpus_it_cannot_survive():

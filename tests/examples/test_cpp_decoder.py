@@ -70,6 +70,7 @@ def test_it_reads_prompts_to_their_ends(remote: DecoderClient, odd: tuple[Path, 
     assert finding.passed is True, finding
 
 
+@pytest.mark.values("emad-tiny")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("name", BUNDLED)
 def test_it_passes_every_audit(remote: DecoderClient, name: str, seed: int) -> None:

@@ -36,6 +36,8 @@ from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
+pytestmark = pytest.mark.each_value
+
 PROBES = (1, 3, 5)
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 NEW = 10

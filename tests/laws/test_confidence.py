@@ -33,6 +33,8 @@ from tests.flop_counter import counted
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
+pytestmark = pytest.mark.each_value
+
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 MINIMUM, NEW = 2, 10
 ROUNDED = 1e-6  # T5's norm takes its mean in float32, over batches of another shape

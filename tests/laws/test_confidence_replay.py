@@ -36,6 +36,8 @@ from tests.plain_forms import decode_and_prompt_work
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
+pytestmark = pytest.mark.each_value
+
 RULES = {name: point for name, point in EVERY_RULE.items() if point.confidence is not None}
 SCHEDULES: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred")
 STORED = 1e-5  # traces hold float32, and take a full head's log-softmax in float32

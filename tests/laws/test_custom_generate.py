@@ -42,6 +42,8 @@ from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import VOCABULARY as WORDS
 from tests.unit.models.test_seq2seq import small_t5
 
+pytestmark = pytest.mark.each_value
+
 FULL = full_depth(LAYERS)
 PAD = 0
 PROMPTS = ([5, 9, 2, 44, 17], [61, 3], [8, 30, 12])

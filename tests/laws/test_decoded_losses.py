@@ -154,6 +154,7 @@ def alone(stepper: Stepper, asked: OperatingPoint, text: TokenSequence) -> tuple
     return nll, wrong, flops(session.work - decoder.prompt_work(prompts), stepper.geometry).total, depth
 
 
+@pytest.mark.values("copying", "copying by bins", "copying through a lens", "thresholds that decay")
 @pytest.mark.parametrize("name", DECODED)
 def test_what_only_decoding_knows_is_what_each_row_alone_loses_and_costs(name: str) -> None:
     asked, geometry = DECODED[name](), stepper_of().geometry
@@ -167,6 +168,7 @@ def test_what_only_decoding_knows_is_what_each_row_alone_loses_and_costs(name: s
     assert np.abs(eager.nats[0] - found.nats[1]).max() > 1e-3, "copies changed nothing"
 
 
+@pytest.mark.values("opt", "falcon")
 @pytest.mark.parametrize("family", ["opt", "falcon", "gemma2", "mixtral"])
 def test_feeding_layer_by_layer_is_feeding_token_by_token(family: str) -> None:
     """Families with learned positions, parallel blocks, windows and soft caps, experts."""

@@ -85,6 +85,7 @@ def plain(family, prompts, new):
 ENDING = [Prompt(np.arange(n) % 7) for n in (END - 8, 3, 11)], 9  # the others draft on while the first row ends
 
 
+@pytest.mark.values("llama", "opt", "mistral_window")
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(data=st.data(), batch=batches())
@@ -107,6 +108,7 @@ def adaptive(family, quantile=0.1):
     return OperatingPoint("adaptive", "quantile", LAYERS, LAYERS, (2, 4), (limits,))
 
 
+@pytest.mark.values("llama", "opt", "mistral_window")
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(batch=batches(), k=LENGTHS, emad=st.booleans(), same=st.booleans())

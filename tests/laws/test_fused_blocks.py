@@ -24,6 +24,8 @@ from emad_ref.protocol import Prompt
 from pytest_emad.audit.tolerances import tolerance
 from tests.small_models import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
 
+pytestmark = pytest.mark.each_value
+
 FUSED = (
     "gpt_neox",
     "gpt_neox_sequential",

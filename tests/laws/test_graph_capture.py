@@ -34,6 +34,8 @@ from tests.devices import FIRST, Placed, two_devices
 from tests.random_translators import attached_translators
 from tests.small_models import LAYERS, VOCABULARY, small_model
 
+pytestmark = pytest.mark.each_value
+
 KINDS = ("gpt_neox", "llama", "opt", "gemma3")  # one key per head; several; learned positions; windows and two tables
 OTHERS = (
     "llama",

@@ -16,6 +16,8 @@ from emad_ref.protocol import Prompt
 from pytest_emad.audit.tolerances import tolerance
 from tests.small_models import FAMILIES, LAYERS, VOCABULARY, small_model
 
+pytestmark = pytest.mark.each_value
+
 PROMPT, FED = 5, 7
 
 

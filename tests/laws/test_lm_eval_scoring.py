@@ -24,6 +24,8 @@ from pytest_emad.tasks.continuation_scoring import (
 )
 from pytest_emad.tasks.lm_eval_model import EmadLM
 
+pytestmark = pytest.mark.each_value
+
 LONGEST = 40  # the model reads 512; shorter windows give more of them
 WORDS = [
     "Ada",

@@ -45,6 +45,7 @@ def logits(model):
         return model(input_ids=ids, **sources).logits
 
 
+@pytest.mark.values("gpt_neox", "opt_350m", "gemma2", "qwen3_moe", "t5", "gptj", "llama3")
 @pytest.mark.parametrize("family", [*FAMILIES, *KINDS])
 def test_a_folder_is_read_in_the_dtypes_of_from_pretrained(family, tmp_path):
     model = make_model(family)

@@ -24,6 +24,8 @@ from tests.decoders.planted_defects import DEFECTS, AllLayersThenRoute, ReadsEve
 from tests.small_models import EXPERTS, FAMILIES, LAYERS, VOCABULARY, lay_out_as_large, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
+pytestmark = pytest.mark.each_value
+
 NEW = 5
 UNSAID = {
     "full-depth tokens under shallow depths", "full-depth tokens in generate only", "probes left out of the work"

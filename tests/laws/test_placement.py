@@ -149,6 +149,7 @@ def on_one_device(family: str) -> list[np.ndarray]:
     return list(fed(CausalStepper(small_model(family)), prompts()))
 
 
+@pytest.mark.values("gpt_neox", "opt_350m", "gemma2", "mixtral", "stablelm_parallel")
 @pytest.mark.parametrize(("family", "kind"), [placed(family, kind) for kind in MACHINES for family in FAMILIES])
 def test_a_spread_model_gives_the_logits_of_one_device(family: str, kind: Callable[[], Machine]) -> None:
     """Ragged batches, depths by row, rollback, dropped rows; the constructor compares with the model's own forward."""

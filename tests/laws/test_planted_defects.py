@@ -20,6 +20,8 @@ from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.planted_defects import DEFECTS
 from tests.unit.audit.test_requests import DeclinesForcedDepth
 
+pytestmark = pytest.mark.each_value
+
 CHECKS = ("decisions", "generation", "sessions", "requests")
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 MAX_NEW = 16
@@ -62,6 +64,9 @@ def test_an_honest_decoder_passes(decoder: type, check: str) -> None:
     assert finding.n > 0
 
 
+@pytest.mark.values(
+    "stale K/V after rollback", "drops the wrong row", "position off by one", "wrong batch row", "logits that are NaN"
+)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_caught_by_its_check(defect: str) -> None:
     decoder, check = DEFECTS[defect]

@@ -22,6 +22,8 @@ from emad_ref.record import Work
 from tests.decoders.markov_decoder import POINT, MarkovDecoder, V, prompt
 from tests.small_models import small_model, small_partner
 
+pytestmark = pytest.mark.each_value
+
 EXACT = 1e-9  # float64: the same operations in different batch sizes
 NEW = 2 * AHEAD + 5  # calls of a model that writes everything
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [7])]

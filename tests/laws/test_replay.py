@@ -27,6 +27,8 @@ from emad_ref.replay.replay import (
 from emad_ref.signals import LAYERWISE
 from tests.plain_forms import decode_and_prompt_work, monotone_depths_from_signal
 
+pytestmark = pytest.mark.each_value
+
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
 TOPK = EntropyEstimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
 LOWRANK = EntropyEstimator("lowrank", k=12, rank=8)

@@ -23,6 +23,8 @@ from tests.decoders.foreign_decoder import ForeignDecoder
 from tests.decoders.markov_decoder import DRAFTING, TEXT_LENGTH, TEXTS, MarkovDecoder, chance, draw_two_laws
 from tests.small_models import LAYERS, small_model
 
+pytestmark = pytest.mark.each_value
+
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
 EXITS = (1, 3, LAYERS - 1)

@@ -25,6 +25,8 @@ from tests.laws.test_seq2seq import SETTINGS, counted, readouts
 from tests.small_models import small_config, small_model
 from tests.unit.models.test_seq2seq import EXACT, LAYERS, START, TOKENS, small_t5, some_sources, some_targets
 
+pytestmark = pytest.mark.each_value
+
 SOURCES = some_sources(15, 6, 9)
 
 

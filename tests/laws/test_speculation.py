@@ -19,6 +19,8 @@ from emad_ref.text.world import generate_documents
 from tests.decoders.markov_decoder import POINT, TEXT_LENGTH, TEXTS, MarkovDecoder, chance, draw_two_laws
 from tests.small_models import LAYERS, VOCABULARY, small_model, small_partner
 
+pytestmark = pytest.mark.each_value
+
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
 STOP = frozenset({11})

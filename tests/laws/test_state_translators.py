@@ -33,6 +33,8 @@ from tests.random_translators import FINGERPRINT, attached_translators, drawn_tr
 from tests.small_models import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
+pytestmark = pytest.mark.each_value
+
 PROBES, PROMPT, FED = (1, 2, 4), 5, 24
 ROUNDING = 1e-9  # float64: the same numbers, computed in a different order
 COPIED = FILLS.index("copied")

@@ -111,6 +111,7 @@ def test_tokens_that_leave_nothing_to_draw_are_inconclusive() -> None:
     assert finding.passed is None, finding.detail
 
 
+@pytest.mark.slow
 def test_the_error_level_is_the_one_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a level of 5 % about one in twenty honest runs is refuted: the places really are uniform."""
     monkeypatch.setattr(audited, "LEVEL", 0.05)
