@@ -108,7 +108,8 @@ def require_no_report(out: Path) -> None:
 
 def _print_summaries(args: argparse.Namespace) -> None:
     """Print the summary of each report, in at most forty lines of the terminal's width."""
-    from pytest_emad.report.summary import build_run_summary, format_summary_lines_with_tones
+    from pytest_emad.report.summary import build_run_summary
+    from pytest_emad.report.summary_layout import format_summary_lines_with_tones
 
     if args.out is not None:
         raise BadArgument("out", str(args.out), "no --out with --text, which writes no file", "leave out one of them")
