@@ -560,7 +560,7 @@ def _compare_point(old: Entry | None, new: Entry | None) -> ComparedReportRow:
     row = new if new is not None else old
     assert row is not None
     cells = [{} if entry is None else operating_point_rows([entry])[0] for entry in (old, new)]
-    before, after = (f"rise {cell['rise [95 %]'].text}" if cell else "" for cell in cells)
+    before, after = (f"perplexity {cell['rise [95 %]'].text}" if cell else "" for cell in cells)
     differing = [
         column
         for column, cell in cells[1].items()

@@ -105,10 +105,7 @@ class RunSummary:
 def build_run_summary(report: Report) -> RunSummary:
     """All content of the summary of ``report``."""
     register = load_register()
-    order = {name: place for place, name in enumerate(register)}
-    claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
-    gating = [claim for claim in claims if _is_gate(claim, report, register)]
-    rest = [claim for claim in claims if claim not in gating]
+    gating, rest = split_claims_by_gate(report)
     models = [str(name) for name in report["settings"]["models"]]
     gates = tuple(_gate_summary(claim, models, register) for claim in gating)
     broken = _broken_tests(report)
@@ -267,6 +264,15 @@ def _unknown_texts(report: Report) -> Iterator[str]:
                 "little here; judge it on text of its own kind (--emad-corpus)"
             )
     yield from said.values()
+
+
+def split_claims_by_gate(report: Report) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Gating claims and the others, in the order of the register."""
+    register = load_register()
+    order = {name: place for place, name in enumerate(register)}
+    claims = sorted(report["claims"], key=lambda claim: order.get(claim["id"], len(order)))
+    gating = [claim for claim in claims if _is_gate(claim, report, register)]
+    return gating, [claim for claim in claims if claim not in gating]
 
 
 def _is_gate(claim: Mapping[str, Any], report: Report, register: Mapping[str, Claim]) -> bool:
