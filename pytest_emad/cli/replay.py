@@ -136,7 +136,7 @@ def find_test_id(report: Report, row: str) -> str:
     if matches:
         expected = f"part of one node id; {len(matches)} contain it, of which {len(failed)} failed"
         raise BadArgument("ROW", row, expected, f"e.g. {(failed or matches)[0]['nodeid']}")
-    from pytest_emad.report.summary import format_id_ranges  # it imports tabulate
+    from pytest_emad.report.summary_layout import format_id_ranges  # it imports tabulate
 
     names = [*deciding, *(test["nodeid"].rpartition("::")[2].partition("[")[0] for test in report["tests"])]
     remedy = suggest_nearest(row, names) or f"its claims: {format_id_ranges([*deciding]) or 'none'}"

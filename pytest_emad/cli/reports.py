@@ -50,30 +50,11 @@ NOTE_LINES, GATE_LINES = 3, 8  # most lines of a note and of all gates together
 MISSING = "missing"
 
 FAIL_ON: dict[str, Callable[[ComparedReportRow], bool]] = {
-    "never": lambda change: False,
-    "gate": lambda change: change.gate and change.turn == "worse",
-    "verdict": lambda change: change.turn == "worse",
-    "moved": lambda change: "worse" in (change.turn, change.move),
+    "never": lambda row: False,
+    "gate": lambda row: row.gate and row.mark == "worse",
+    "verdict": lambda row: row.mark == "worse",
+    "moved": lambda row: row.mark in ("worse", "moved for worse"),
 }
-# status → heading. Rows of these statuses are always listed.
-LISTED_STATUSES = {
-    "worse": "Worse",
-    "moved for worse": "Moved for worse",
-    "better": "Better",
-    "changed": "Another verdict",
-    "moved": "Moved",
-    "moved for the better": "Moved for the better",
-}
-# Without -v these rows are only named.
-NAMED_STATUSES = {"only new": "Only in the new report", "only old": "Only in the old report"}
-# Without -v these rows are only counted.
-COUNTED_STATUSES = {
-    "another leg": "The number of another leg",
-    "within chance": "Another number, within chance",
-    "another number": "Another number, without intervals",
-    "as before": "As before",
-}
-ALL_STATUSES = LISTED_STATUSES | NAMED_STATUSES | COUNTED_STATUSES
 
 
 def write_report_pages(args: argparse.Namespace) -> None:
@@ -108,7 +89,8 @@ def require_no_report(out: Path) -> None:
 
 def _print_summaries(args: argparse.Namespace) -> None:
     """Print the summary of each report, in at most forty lines of the terminal's width."""
-    from pytest_emad.report.summary import build_run_summary, format_summary_lines_with_tones
+    from pytest_emad.report.summary import build_run_summary
+    from pytest_emad.report.summary_layout import format_summary_lines_with_tones
 
     if args.out is not None:
         raise BadArgument("out", str(args.out), "no --out with --text, which writes no file", "leave out one of them")
@@ -209,7 +191,7 @@ def compare(args: argparse.Namespace) -> int:
     if len(reports) > 2:
         print("\n".join([*_history_lines(reports, args.markdown), "", "The last two:", ""]))
     result = comparison.compare_reports(*reports[-2:])
-    failing = [change for change in result.changes if FAIL_ON[args.fail_on](change)]
+    failing = [row for row in result.rows if FAIL_ON[args.fail_on](row)]
     if not (result.has_common_rows or failing):
         raise EmadError(
             f"{places[-2]} and {places[-1]} have no claim, point or test in common: nothing can be compared; "
@@ -275,9 +257,9 @@ def _exit_line(failing: Sequence[ComparedReportRow], fail_on: str) -> str:
 
 
 def _headline(result: ReportComparison) -> str:
-    """The number of rows of each status, ``1 worse, 12 as before``."""
-    statuses = [change.status for change in result.changes]
-    counts = [f"{statuses.count(status)} {status}" for status in ALL_STATUSES if status in statuses]
+    """The number of rows of each mark, ``1 worse, 12 as before``."""
+    marks = [row.mark for row in result.rows]
+    counts = [f"{marks.count(mark)} {mark}" for mark in dict.fromkeys(marks)]
     tests = [f"{result.tests} test{'' if result.tests == 1 else 's'} as before"] if result.tests else []
     return ", ".join(counts + tests)
 
@@ -308,37 +290,37 @@ def format_comparison_text(result: ReportComparison, verbose: bool) -> list[str]
 
 def _one_sided_lines(result: ReportComparison) -> Iterator[str]:
     """A line for the rows that only the new report has, and one for those that only the old report has."""
-    for status, heading in NAMED_STATUSES.items():
-        names = [change.name for change in result.changes if change.status == status]
+    from pytest_emad.report.comparison import MARKS
+
+    for mark, (heading, display) in MARKS.items():
+        names = [row.name for row in result.rows if display == "named" and row.mark == mark]
         if names:
             yield f"{heading}: {', '.join(names)}"
 
 
 def _gates_line(result: ReportComparison) -> str:
     """Every gating claim by its title, and its verdict in the new report."""
-    gates = [change for change in result.changes if change.gate and change.kind == "claim"]
-    named = [(f"{gate.words} ({gate.name})" if gate.words else gate.name, gate.new.verdict) for gate in gates]
-    return f"Gates now: {'; '.join(f'{name}: {verdict or MISSING}' for name, verdict in named) or 'none'}"
+    gates = [row for row in result.rows if row.gate and row.kind == "claim"]
+    named = [(f"{gate.title} ({gate.name})" if gate.title else gate.name, gate.outcome) for gate in gates]
+    return f"Gates now: {'; '.join(f'{name}: {outcome or MISSING}' for name, outcome in named) or 'none'}"
+
+
+def _listed_rows(result: ReportComparison, verbose: bool) -> list[ComparedReportRow]:
+    from pytest_emad.report.comparison import MARKS
+
+    return [row for row in result.rows if verbose or MARKS[row.mark][1] == "listed"]
 
 
 def _blocks(result: ReportComparison, verbose: bool) -> Iterator[list[str]]:
-    """The lines of each row; the first row of a status comes with its heading."""
-    for status, heading in (ALL_STATUSES if verbose else LISTED_STATUSES).items():
-        rows = [change for change in result.changes if change.status == status]
-        for number, change in enumerate(rows):
-            yield [*(["", heading] if number == 0 else []), *_change_lines(change, verbose)]
+    """Lines of each row, its reason cut to ``NOTE_LINES`` without ``verbose``; the first of a mark has a heading."""
+    from pytest_emad.report.comparison import MARKS
 
-
-def _change_lines(change: ComparedReportRow, verbose: bool) -> Iterator[str]:
-    """Title and verdicts, the claim in words, numbers, and a note, cut to ``NOTE_LINES`` without ``verbose``."""
-    model = f" on {change.model}" if change.model else ""
-    yield _cut(f"  {change.title}{model}", f": {change.verdict_change_text}" if change.verdict_change_text else "")
-    if change.words:
-        yield from _wrap(f"    {change.words}")
-    if change.number_change_text:
-        yield from _wrap(f"    {change.number_change_text}")
-    if change.note:
-        yield from _wrap(f"    {change.note}", None if verbose else NOTE_LINES)
+    last = None
+    for row in _listed_rows(result, verbose):
+        lines = [] if row.mark == last else ["", MARKS[row.mark][0]]
+        lines += [*_wrap(f"  {row.what}", 2), *_wrap(f"    {row.difference}")]
+        yield lines + (_wrap(f"    {row.reason}", None if verbose else NOTE_LINES) if row.reason else [])
+        last = row.mark
 
 
 def _terminal_width() -> int:
@@ -373,12 +355,7 @@ def format_comparison_markdown(result: ReportComparison, verbose: bool) -> list[
     from pytest_emad.report.tables import escape_markdown
 
     unlike = f"- not like for like: {escape_markdown('; '.join(result.unlike))}"
-    rows = [
-        {key: escape_markdown(text) for key, text in change.to_row().items()}
-        for status in (ALL_STATUSES if verbose else LISTED_STATUSES)
-        for change in result.changes
-        if change.status == status
-    ]
+    rows = [{key: escape_markdown(text) for key, text in row.to_row().items()} for row in _listed_rows(result, verbose)]
     return [
         f"### emad compare: {escape_markdown(_headline(result))}",
         "",

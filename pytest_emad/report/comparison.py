@@ -7,6 +7,9 @@ claims    by id and model. If each report has one row left of a claim, these two
 points    by model and digest, else by role.
 tests     of the suites by node id, if both reports list them: invariants and fidelity give no verdicts.
 
+The result is one table: what a row is about, before, after, a mark of ``MARKS``, and the reason. Terminal, Markdown and
+page print its rows.
+
 A **verdict** got worse if a claim had survived and no longer does, or if it is newly falsified. A gating claim that had
 survived and is missing from the new report got worse too. Other rows that only one report has got neither better nor
 worse.
@@ -196,27 +199,27 @@ def _value_text(value: Any) -> str:
 
 
 RowKind = Literal["claim", "point", "test"]
-# change of a verdict; "" unchanged
-VerdictTurn = Literal["worse", "better", "changed", ""]
-# change of a number; "moved" without a better side; "another" leg decided; "within" chance; "changed" without
-# intervals; "" identical
-NumberMove = Literal["worse", "better", "moved", "another", "within", "changed", ""]
-
-# status of a row, worst first
-AS_BEFORE = "as before"
-MOVE_STATUS: dict[NumberMove, str] = {
-    "worse": "moved for worse",
-    "better": "moved for the better",
-    "moved": "moved",
-    "another": "another leg",
-    "within": "within chance",
-    "changed": "another number",
-    "": AS_BEFORE,
+Mark = Literal[
+    "worse", "moved for worse", "better", "changed", "moved", "moved for the better",
+    "only new", "only old", "another leg", "within chance", "another number", "as before",
+]  # fmt: skip
+# How a report shows the rows of a mark: each of them, only their names, or only their number.
+MarkDisplay = Literal["listed", "named", "counted"]
+# mark → heading and display, worst first
+MARKS: Mapping[Mark, tuple[str, MarkDisplay]] = {
+    "worse": ("Worse", "listed"),
+    "moved for worse": ("Moved for worse", "listed"),
+    "better": ("Better", "listed"),
+    "changed": ("Another verdict", "listed"),
+    "moved": ("Moved", "listed"),
+    "moved for the better": ("Moved for the better", "listed"),
+    "only new": ("Only in the new report", "named"),
+    "only old": ("Only in the old report", "named"),
+    "another leg": ("The number of another leg", "counted"),
+    "within chance": ("Another number, within chance", "counted"),
+    "another number": ("Another number, without intervals", "counted"),
+    "as before": ("As before", "counted"),
 }
-STATUSES = (
-    *("worse", "moved for worse", "better", "changed", "moved", "moved for the better"),
-    *("only new", "only old", "another leg", "within chance", "another number", AS_BEFORE),
-)
 
 Entry = Mapping[str, Any]
 BROKEN = ("failed", "error")
@@ -224,97 +227,67 @@ CLAIM_TEST = "::test_claim"
 
 
 @dataclass(frozen=True)
-class ComparisonSide:
-    """One report's half of a row. ``verdict`` is "" for a point; ``shown`` is the number as tables print it."""
-
-    there: bool = True
-    verdict: str = ""
-    shown: str = ABSENT
-
-
-ABSENT_SIDE = ComparisonSide(there=False)
-
-
-@dataclass(frozen=True)
 class ComparedReportRow:
-    """One row of both reports. ``words`` is the claim in plain words, ``unit`` that of the new number.
+    """One row of both reports.
 
-    ``note`` qualifies the numbers.
+    ``name``     id of the claim, name of the point, node id of the test.
+    ``model``    of both reports; "" for a test.
+    ``title``    of a claim, in plain words.
+    ``outcome``  of a claim in the new report, "" without one.
+    ``before``   verdict and number in the old report, "" without one; ``after`` in the new report.
+    ``reason``   of the new verdict, and what qualifies the numbers.
     """
 
     kind: RowKind
     name: str
     model: str
+    title: str
     gate: bool
-    old: ComparisonSide
-    new: ComparisonSide
-    unit: str
-    turn: VerdictTurn
-    move: NumberMove
-    note: str = ""
-    words: str = ""
+    outcome: str
+    before: str
+    after: str
+    mark: Mark
+    reason: str
 
     @property
-    def status(self) -> str:
-        """One of ``STATUSES``: of the verdict if it changed, else of the number."""
-        if self.turn in ("worse", "better"):
-            return self.turn
-        if not (self.old.there and self.new.there):
-            return "only new" if self.new.there else "only old"
-        return self.turn or MOVE_STATUS[self.move]
+    def what(self) -> str:
+        """``EMAD-F1* on m: Saving 15 % of FLOPs …``; the ``*`` marks a gating claim."""
+        star = "*" if self.gate and self.kind == "claim" else ""
+        on = f" on {self.model}" if self.model else ""
+        return f"{self.name}{star}{on}{self.title and ': '}{self.title}"
 
     @property
-    def verdict_change_text(self) -> str:
-        """``survived → falsified``, one word if both agree, "" for a point."""
-        before, after = (side.verdict or ABSENT for side in (self.old, self.new))
-        return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
-
-    @property
-    def number_change_text(self) -> str:
-        """Both numbers and their unit; "" if neither report has one."""
-        texts = self.old.shown, self.new.shown
-        return "" if set(texts) == {ABSENT} else f"{' → '.join(texts)}  {self.unit}"
-
-    @property
-    def title(self) -> str:
-        """The name; a ``*`` marks a gating claim."""
-        return f"{self.name}{'*' if self.gate and self.kind == 'claim' else ''}"
+    def difference(self) -> str:
+        """``survived, +0.20 % → falsified, +0.50 %``, one text if both agree."""
+        return " → ".join(text or ABSENT for text in dict.fromkeys((self.before, self.after)))
 
     def to_row(self) -> dict[str, str]:
         """Texts by column, as tables print them."""
-        return {
-            "change": self.status,
-            "row": self.title,
-            "on": self.model,
-            "verdict": self.verdict_change_text,
-            "old": self.old.shown,
-            "new": self.new.shown,
-            "unit": self.unit,
-            "note": self.note,
-        }
+        return {key: getattr(self, key) for key in ("mark", "what", "before", "after", "reason")}
 
 
 @dataclass(frozen=True)
 class ReportComparison:
     """Comparison of two runs. ``old`` and ``new`` are labels of the runs; ``unlike`` lists differences of conditions.
 
-    ``tests`` counts the tests without a claim with equal outcomes; the others are among ``changes``.
+    ``rows`` are in the order of their marks, worst first. ``tests`` counts the tests without a claim with equal
+    outcomes; the others are among ``rows``.
     """
 
     old: str
     new: str
     unlike: list[str]
-    changes: list[ComparedReportRow]
+    rows: list[ComparedReportRow]
     tests: int
 
     @property
     def has_common_rows(self) -> bool:
         """Whether both reports share any row."""
-        return self.tests > 0 or any(change.old.there and change.new.there for change in self.changes)
+        return self.tests > 0 or any(row.before and row.after for row in self.rows)
 
 
 def compare_reports(old: Report, new: Report) -> ReportComparison:
-    """Compare all claims and operating points, and the tests that changed; in the order of ``new``, then of ``old``.
+    """Compare all claims and operating points, and the tests that changed; of a mark in the order of ``new``.
 
     Raises:
         BadReport: a report of an unfinished run; ``require_complete`` also names its file.
@@ -323,14 +296,14 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
         require_complete(report, name)
     pairs_of_points = list(_pair_rows(old["points"], new["points"], "digest", ("roles",)))
     alike = {before["digest"]: after["digest"] for before, after in pairs_of_points if before and after}
-    claims = [
-        _claim_change(_with_points_of(before, after, alike), after)
+    rows = [
+        _compare_claim(_with_points_of(before, after, alike), after)
         for before, after in _pair_rows(old["claims"], new["claims"], "id", ())
     ]
-    points = [_point_change(*pair) for pair in pairs_of_points]
+    rows += [_compare_point(*pair) for pair in pairs_of_points]
     pairs = list(_test_pairs(old, new))
-    tests = [_test_change(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
-    rows = [*claims, *points, *tests]
+    tests = [_compare_test(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
+    rows = sorted([*rows, *tests], key=lambda row: list(MARKS).index(row.mark))
     return ReportComparison(
         format_run_label(old), format_run_label(new), describe_setting_changes(old, new), rows, len(pairs) - len(tests)
     )
@@ -338,8 +311,7 @@ def compare_reports(old: Report, new: Report) -> ReportComparison:
 
 def changed_rows(old: Report, new: Report) -> list[dict[str, str]]:
     """Changed rows of ``compare_reports``, worst first, as a page prints them. Raises BadReport as it does."""
-    changes = sorted(compare_reports(old, new).changes, key=lambda change: STATUSES.index(change.status))
-    return [change.to_row() for change in changes if change.status != AS_BEFORE]
+    return [row.to_row() for row in compare_reports(old, new).rows if row.mark != "as before"]
 
 
 def require_complete(report: Report, where: object) -> None:
@@ -429,7 +401,7 @@ def _model(old: Entry | None, new: Entry | None) -> str:
 # ---------------------------------------------------------------- claims
 
 
-def _claim_change(old: Entry | None, new: Entry | None) -> ComparedReportRow:
+def _compare_claim(old: Entry | None, new: Entry | None) -> ComparedReportRow:
     row = new if new is not None else old
     assert row is not None
     gate = any(entry is not None and entry["gate"] for entry in (old, new))
@@ -437,49 +409,48 @@ def _claim_change(old: Entry | None, new: Entry | None) -> ComparedReportRow:
         kind="claim",
         name=row["id"],
         model=_model(old, new),
+        title=claim_title(row, load_register()),
         gate=gate,
-        old=_claim_side(old),
-        new=_claim_side(new),
-        unit=row["unit"],
-        turn=_verdict_turn(old, new, gate),
-        move="" if old is None or new is None else _claim_move(old, new),
-        note="; ".join(_claim_notes(old, new)),
-        words=claim_title(row, load_register()),
+        outcome="" if new is None else new["verdict"],
+        before=_claim_text(old),
+        after=_claim_text(new),
+        mark=_claim_mark(old, new, gate),
+        reason="; ".join(_claim_reasons(old, new)),
     )
 
 
-def _claim_side(entry: Entry | None) -> ComparisonSide:
+def _claim_text(entry: Entry | None) -> str:
     if entry is None:
-        return ABSENT_SIDE
-    row = claim_rows([entry])[0]
-    bounds = f" {row['[95 %]'].text}" if entry["interval"] is not None else ""
-    return ComparisonSide(True, entry["verdict"], row["estimate"].text + bounds)
-
-
-def _verdict_turn(old: Entry | None, new: Entry | None, gate: bool) -> VerdictTurn:
-    if old is None:
-        return "changed"
-    if new is None:
-        return "worse" if gate and old["verdict"] == "survived" else "changed"
-    before, after = old["verdict"], new["verdict"]
-    if before == after:
         return ""
+    if entry["estimate"] is None:
+        return str(entry["verdict"])
+    return f"{entry['verdict']}, {number_format.format_quantity(entry['estimate'], entry['unit'], entry['interval'])}"
+
+
+def _claim_mark(old: Entry | None, new: Entry | None, gate: bool) -> Mark:
+    if old is None:
+        return "only new"
+    if new is None:
+        return "worse" if gate and old["verdict"] == "survived" else "only old"
+    before, after, move = old["verdict"], new["verdict"], _claim_move(old, new)
+    if before == after:
+        return move
     if before == "survived" or after == "falsified":
         return "worse"
     if after == "survived" or (before, after) == ("falsified", "inconclusive"):
         return "better"
-    return "changed"
+    return move if move == "moved for worse" else "changed"
 
 
-def _claim_move(old: Entry, new: Entry) -> NumberMove:
+def _claim_move(old: Entry, new: Entry) -> Mark:
     """Move of the number that decides in ``new``."""
     if old["unit"] != new["unit"]:
-        return ""
+        return "as before"
     before, after = (find_deciding_leg(entry) for entry in (old, new))
     if before is None or after is None or _identity(before) == _identity(after):
         return _move(old, new, _bad_side(old, new))
     same = _same_leg(old, after)
-    return "another" if same is None else _move(same, after, _bad_side(new, old))
+    return "another leg" if same is None else _move(same, after, _bad_side(new, old))
 
 
 def _with_points_of(old: Entry | None, new: Entry | None, alike: Mapping[str, str]) -> Entry | None:
@@ -510,19 +481,17 @@ def _identity(leg: Entry) -> tuple[str, str, str]:
     return leg["point"], leg["kind"], leg["on"]
 
 
-def _move(old: Entry, new: Entry, bad: int) -> NumberMove:
+def _move(old: Entry, new: Entry, bad: int) -> Mark:
     """Move of a number. ``bad``: side on which larger values are worse, +1, −1, or 0 if unknown."""
-    if old["estimate"] is None or new["estimate"] is None:
-        return ""
-    if old["interval"] is None or new["interval"] is None:
-        same = (old["estimate"], old["interval"]) == (new["estimate"], new["interval"])
-        return "" if same else "changed"
-    where = significant_change_sign(_estimate_bounds(old), _estimate_bounds(new))
-    if where == 0:
-        return "" if (old["estimate"], old["interval"]) == (new["estimate"], new["interval"]) else "within"
-    if bad == 0:
-        return "moved"
-    return "worse" if where == bad else "better"
+    if None in (old["estimate"], new["estimate"]):
+        return "as before"
+    is_bounded = None not in (old["interval"], new["interval"])
+    where = significant_change_sign(_estimate_bounds(old), _estimate_bounds(new)) if is_bounded else 0
+    if where:
+        return "moved" if bad == 0 else "moved for worse" if where == bad else "moved for the better"
+    if (old["estimate"], old["interval"]) == (new["estimate"], new["interval"]):
+        return "as before"
+    return "within chance" if is_bounded else "another number"
 
 
 def _estimate_bounds(entry: Entry) -> BoundedNumber:
@@ -554,7 +523,7 @@ def _bad_side_of_leg(leg: Entry) -> int:
     return side if falsify < survive else -side
 
 
-def _claim_notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
+def _claim_reasons(old: Entry | None, new: Entry | None) -> Iterator[str]:
     if old is None or new is None:
         return
     if old["gate"] != new["gate"]:
@@ -586,31 +555,32 @@ def _threshold(entry: Entry) -> str:
 # ---------------------------------------------------------------- operating points
 
 
-def _point_change(old: Entry | None, new: Entry | None) -> ComparedReportRow:
-    """Compare a point by its rise of perplexity, its only number with an interval; other differences become a note."""
+def _compare_point(old: Entry | None, new: Entry | None) -> ComparedReportRow:
+    """Compare a point by its rise of perplexity, its only number with an interval; other differences are the reason."""
     row = new if new is not None else old
     assert row is not None
     cells = [{} if entry is None else operating_point_rows([entry])[0] for entry in (old, new)]
-    move: NumberMove = "" if old is None or new is None else _move(_rise_estimate(old), _rise_estimate(new), 1)
+    before, after = (f"perplexity {cell['rise [95 %]'].text}" if cell else "" for cell in cells)
     differing = [
         column
         for column, cell in cells[1].items()
         if column in cells[0] and column not in ("model", "rise [95 %]") and cell.text != cells[0][column].text
     ]
-    if differing and move == "":
-        move = "changed"
-    notes = [f"{column} {_cell_difference(cells[0][column].text, cells[1][column].text)}" for column in differing]
+    mark: Mark = "only new" if old is None else "only old"
+    if old is not None and new is not None:
+        mark = _move(_rise_estimate(old), _rise_estimate(new), 1)
+    reasons = [f"{column} {_cell_difference(cells[0][column].text, cells[1][column].text)}" for column in differing]
     return ComparedReportRow(
         kind="point",
         name=row["name"],
         model=_model(old, new),
+        title="",
         gate=False,
-        old=_point_side(old),
-        new=_point_side(new),
-        unit="rise of perplexity",
-        turn="changed" if old is None or new is None else "",
-        move=move,
-        note="; ".join(notes),
+        outcome="",
+        before=before,
+        after=after,
+        mark="another number" if differing and mark == "as before" else mark,
+        reason="; ".join(reasons),
     )
 
 
@@ -627,12 +597,6 @@ def _rise_estimate(entry: Entry) -> Entry:
     return {"estimate": entry.get("perplexity_rise"), "interval": entry.get("interval")}
 
 
-def _point_side(entry: Entry | None) -> ComparisonSide:
-    if entry is None:
-        return ABSENT_SIDE
-    return ComparisonSide(shown=operating_point_rows([entry])[0]["rise [95 %]"].text)
-
-
 # ---------------------------------------------------------------- tests
 
 
@@ -643,23 +607,23 @@ def _test_pairs(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
     yield from ((before[entry["nodeid"]], entry) for entry in new["tests"] if entry["nodeid"] in before)
 
 
-def _test_change(old: Entry, new: Entry) -> ComparedReportRow:
+def _compare_test(old: Entry, new: Entry) -> ComparedReportRow:
     return ComparedReportRow(
         kind="test",
         name=new["nodeid"],
         model="",
+        title="",
         gate=True,
-        old=ComparisonSide(verdict=old["outcome"]),
-        new=ComparisonSide(verdict=new["outcome"]),
-        unit="",
-        turn=_test_turn(old, new),
-        move="",
-        note=str(new["reason"]).partition("\n")[0],
+        outcome="",
+        before=old["outcome"],
+        after=new["outcome"],
+        mark=_test_mark(old, new),
+        reason=str(new["reason"]).partition("\n")[0],
     )
 
 
-def _test_turn(old: Entry, new: Entry) -> VerdictTurn:
-    """Change of a test: worse if it fails now, or had passed and is now undecided with its premise present."""
+def _test_mark(old: Entry, new: Entry) -> Mark:
+    """Mark of a test: worse if it fails now, or had passed and is now undecided with its premise present."""
     if new["outcome"] in BROKEN:
         return "changed" if old["outcome"] in BROKEN else "worse"
     if new["outcome"] in ("passed", "xpassed"):

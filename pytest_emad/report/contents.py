@@ -182,11 +182,11 @@ def _page_run(name: str, report: Report, figures: Mapping[int | str, PageFigure]
 
 def build_run_overview(report: Report) -> dict[str, Any]:
     """Overview of a run: outcome, decoder, models, state, failures, waivers, gates, counts of other rows."""
-    from pytest_emad.report.summary import build_run_summary
+    from pytest_emad.report.summary import build_run_summary, split_claims_by_gate
 
     register, brief = load_register(), build_run_summary(report)
-    order = list(register)
-    ungated = [claim["verdict"] for claim in report["claims"] if not claim["gate"]]
+    gating, rest = split_claims_by_gate(report)
+    ungated = [claim["verdict"] for claim in rest]
     return {
         "headline": brief.headline,
         "tone": {True: "good", False: "bad", None: ""}[brief.passed],
@@ -205,10 +205,7 @@ def build_run_overview(report: Report) -> dict[str, Any]:
                 "found": format_measurement_and_requirement(claim),
             }
             | {key: claim[key] for key in ("id", "model", "verdict", "reason")}
-            for claim in sorted(
-                (claim for claim in report["claims"] if claim["gate"]),
-                key=lambda claim: order.index(claim["id"]) if claim["id"] in order else len(order),
-            )
+            for claim in gating
         ],
         "ungated": [(each, PLAIN_OUTCOMES[each], ungated.count(each)) for each in OUTCOMES if each in ungated],
     }

@@ -527,7 +527,8 @@ class ReportPlugin:
         path = os.environ.get(JOB_SUMMARY)
         if not path or not self._last or not self.run.is_plugin_run:
             return
-        from pytest_emad.report.summary import build_run_summary, format_ci_job_summary
+        from pytest_emad.report.summary import build_run_summary
+        from pytest_emad.report.summary_layout import format_ci_job_summary
 
         try:
             append_text(
@@ -554,10 +555,8 @@ class ReportPlugin:
     def _print_summary(self, terminal: pytest.TerminalReporter, report: Mapping[str, Any]) -> None:
         """Print at most forty lines of summary. ``-v`` adds every row before it; ``-vv`` adds legs and tables."""
         from emad_ref.console import set_stream_ascii_fallback
-        from pytest_emad.report.summary import (  # imports tabulate, so only on demand
-            build_run_summary,
-            format_summary_lines_with_tones,
-        )
+        from pytest_emad.report.summary import build_run_summary
+        from pytest_emad.report.summary_layout import format_summary_lines_with_tones  # imports tabulate
 
         writer = self.config.get_terminal_writer()
         set_stream_ascii_fallback(writer._file)

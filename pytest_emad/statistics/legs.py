@@ -41,7 +41,7 @@ from pytest_emad.statistics.estimate import (
     needed_sample_size,
 )
 from pytest_emad.statistics.units import format_unit_count
-from pytest_emad.statistics.verdicts import TO_SURVIVE, Claim, Leg, LegIdentity, Outcome, Verdict
+from pytest_emad.statistics.verdicts import FORECAST, TO_SURVIVE, Claim, Leg, LegIdentity, Outcome, Verdict
 
 LEVEL = 0.05  # one-sided, against the threshold
 OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
@@ -271,7 +271,7 @@ def _open_leg(test: LegTest, family: int) -> Leg:
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
     if (number := number if falling else max(number, test.to_survive)) <= leg.n:
         return replace(leg, reason=_join_reasons(leg.reason, alone))
-    remedy = f"about {number:,} {test.noun} would decide it in four of five samples"
+    remedy = f"about {number:,} {test.noun} {FORECAST}"
     ends = ""
     if test.needed_range is not None:
         fewest, most = test.needed_range(level)

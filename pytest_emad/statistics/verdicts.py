@@ -84,6 +84,9 @@ class LegIdentity(TypedDict, total=False):
     on: str
 
 
+FORECAST = "would decide it in four of five samples"  # end of a remedy that names a number of units
+
+
 @dataclass(frozen=True)
 class Leg:
     """One part of a verdict.

@@ -66,7 +66,7 @@ def imported_for_good(tiny: Path) -> None:
             "pytest_emad.measurements.model_measurements",
             "pytest_emad.claims.tables",
             "pytest_emad.claims.identities",
-            "pytest_emad.report.summary",
+            "pytest_emad.report.summary_layout",
             "pytest_emad.report.tables",
             "pytest_emad.report.depth_explorer",
             "pytest_emad.audit.requests",

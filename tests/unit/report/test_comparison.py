@@ -19,7 +19,7 @@ def of(*claims, **changes):
 
 def only(old, new):
     """Return the only row of two reports."""
-    (change,) = compare_reports(old, new).changes
+    (change,) = compare_reports(old, new).rows
     return change
 
 
@@ -43,28 +43,27 @@ BETTER = {(other, "survived") for other in OUTCOMES if other != "survived"} | {(
 @pytest.mark.parametrize("old", OUTCOMES)
 @pytest.mark.parametrize("new", OUTCOMES)
 def test_a_verdict_turns_for_worse_for_better_or_into_another(old, new):
-    turn = only(of(verdict(old)), of(verdict(new))).turn
+    mark = only(of(verdict(old)), of(verdict(new))).mark
     expected = "worse" if (old, new) in WORSE else "better" if (old, new) in BETTER else "changed"
-    assert turn == ("" if old == new else expected)
+    assert mark == ("as before" if old == new else expected)
 
 
 @pytest.mark.parametrize(
-    ("claim", "old", "turn"),
-    [(F1, "survived", "worse"), (F1, "falsified", "changed"), (E1, "survived", "changed")],
+    ("claim", "old", "mark"),
+    [(F1, "survived", "worse"), (F1, "falsified", "only old"), (E1, "survived", "only old")],
 )
-def test_of_rows_that_are_gone_a_gate_that_had_survived_is_worse(claim, old, turn):
+def test_of_rows_that_are_gone_a_gate_that_had_survived_is_worse(claim, old, mark):
     gone = only(of(verdict(old, claim)), of())
-    assert (gone.turn, gone.new.there, gone.old.verdict) == (turn, False, old)
-    assert gone.status == ("worse" if turn == "worse" else "only old")
+    assert (gone.mark, gone.after, gone.before.partition(",")[0]) == (mark, "", old)
     came = only(of(), of(verdict("falsified", claim)))
-    assert (came.turn, came.status) == ("changed", "only new")
+    assert (came.mark, came.before) == ("only new", "")
 
 
 def test_a_row_gates_where_either_report_says_so():
     old, new = verdict("survived"), verdict("falsified") | {"gate": False}
     change = only(of(old), of(new))
     assert change.gate
-    assert "gated only in the old report" in change.note
+    assert "gated only in the old report" in change.reason
 
 
 # ---------------------------------------------------------------- numbers
@@ -84,45 +83,56 @@ def test_the_outcome_tells_which_side_is_worse(outcome, estimate, worse):
         interval = (estimate - 0.001, estimate + 0.001)
         moved_ = (estimate + by - 0.001, estimate + by + 0.001)
         change = only(of(numbers(estimate, interval, outcome)), of(numbers(estimate + by, moved_, outcome)))
-        assert change.move == ("worse" if by * worse > 0 else "better")
+        assert change.mark == ("moved for worse" if by * worse > 0 else "moved for the better")
 
 
-@pytest.mark.parametrize(("falsify", "survive", "move"), [(0.2, 0.8, "worse"), (0.8, 0.2, "better"), (1, 1, "moved")])
-def test_what_decided_nothing_tells_by_the_smaller_p_value(falsify, survive, move):
+def test_another_verdict_with_a_number_that_moved_for_worse_is_marked_as_worse():
+    """``--fail-on moved`` sees it: the verdict alone is neither better nor worse."""
+    old, new = numbers(0.005, (0.004, 0.006), "inconclusive"), numbers(0.02, (0.018, 0.022), "measured")
+    old["legs"] = [Leg("text", "survived", 0.005, (0.004, 0.006), 9, 0.01, "relative rise").to_json()]
+    assert only(of(old), of(new)).mark == "moved for worse"
+    assert only(of(old), of(old | {"verdict": "measured"})).mark == "changed"
+
+
+@pytest.mark.parametrize(
+    ("falsify", "survive", "mark"),
+    [(0.2, 0.8, "moved for worse"), (0.8, 0.2, "moved for the better"), (1, 1, "moved")],
+)
+def test_what_decided_nothing_tells_by_the_smaller_p_value(falsify, survive, mark):
     def leg(estimate):
         bounds = (estimate - 0.001, estimate + 0.001)
         return Leg("text", "inconclusive", estimate, bounds, 9, 0.01, "relative rise", "", falsify, survive)
 
     old, new = (verdict("inconclusive", estimate=leg(e).estimate, interval=leg(e).interval, n=9, legs=(leg(e),))
                 for e in (0.02, 0.03))  # fmt: skip
-    assert only(of(old), of(new)).move == move
+    assert only(of(old), of(new)).mark == mark
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "move"),
+    ("old", "new", "mark"),
     [
-        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.03)), ""),
-        ((0.02, (0.01, 0.03)), (0.03, (0.02, 0.04)), "within"),
-        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.04)), "within"),
-        ((0.02, None), (0.02, None), ""),
-        ((0.02, None), (0.020000000000000004, None), "changed"),
-        ((0.02, (0.01, 0.03)), (0.02, None), "changed"),
-        ((0.02, (0.01, 0.03)), (None, None), ""),
+        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.03)), "as before"),
+        ((0.02, (0.01, 0.03)), (0.03, (0.02, 0.04)), "within chance"),
+        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.04)), "within chance"),
+        ((0.02, None), (0.02, None), "as before"),
+        ((0.02, None), (0.020000000000000004, None), "another number"),
+        ((0.02, (0.01, 0.03)), (0.02, None), "another number"),
+        ((0.02, (0.01, 0.03)), (None, None), "as before"),
     ],
 )
-def test_a_number_that_did_not_move_says_why(old, new, move):
-    assert only(of(numbers(*old)), of(numbers(*new))).move == move
+def test_a_number_that_did_not_move_says_why(old, new, mark):
+    assert only(of(numbers(*old)), of(numbers(*new))).mark == mark
 
 
 def test_other_quantities_are_not_compared_and_other_thresholds_are_named():
     old = verdict("falsified", estimate=0.5, interval=(0.4, 0.6), legs=()) | {"unit": "accuracy drop"}
     change = only(of(old), of(verdict("falsified", legs=())))
-    assert (change.move, change.note) == ("", "another quantity: accuracy drop → relative rise")
+    assert (change.mark, change.reason) == ("as before", "another quantity: accuracy drop → relative rise")
     change = only(of(old), of(verdict("not applicable") | {"estimate": None, "interval": None}))
-    assert "another quantity" not in change.note, "a row without a number has none"
+    assert "another quantity" not in change.reason, "a row without a number has none"
     change = only(of(verdict(threshold=0.02)), of(verdict()))
-    assert change.note == "another threshold: +2.00 % → +1.00 %"
-    assert only(of(verdict(threshold=None)), of(verdict())).note == ""
+    assert change.reason == "another threshold: +2.00 % → +1.00 %"
+    assert only(of(verdict(threshold=None)), of(verdict())).reason == ""
 
 
 def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
@@ -136,12 +146,12 @@ def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
 
     old, new = leg("x", 0.03), leg("y", 0.05)
     change = only(decided_by(old), decided_by(new, old))
-    assert (change.status, change.note) == ("another leg", "another leg decides: x → y")
+    assert (change.mark, change.reason) == ("another leg", "another leg decides: x → y")
     change = only(decided_by(old, leg("y", 0.02)), decided_by(new, old))
-    assert (change.move, change.note) == ("worse", "another leg decides: x → y (before +2.00 %)")
-    assert only(decided_by(old, new), decided_by(new, old)).move == ""
+    assert (change.mark, change.reason) == ("moved for worse", "another leg decides: x → y (before +2.00 %)")
+    assert only(decided_by(old, new), decided_by(new, old)).mark == "as before"
     alike = decided_by(old, leg("y", 0.03))  # the leg before it has the same numbers
-    assert only(alike, decided_by(old)).note == ""
+    assert only(alike, decided_by(old)).reason == ""
 
 
 # ---------------------------------------------------------------- matching rows
@@ -151,9 +161,9 @@ def test_rows_go_by_model_and_the_last_one_by_claim():
     """One of two models is in both reports; the others are paired. Three of them have no counterpart."""
     old = of(verdict(model="m"), verdict(model="/far/x"))
     new = of(verdict(model="hub/y"), verdict(model="m"))
-    assert {change.model for change in compare_reports(old, new).changes} == {"m", "x → hub/y"}
+    assert {change.model for change in compare_reports(old, new).rows} == {"m", "x → hub/y"}
     more = of(verdict(model="y"), verdict(model="z"), verdict(model="m"))
-    assert {change.model: change.status for change in compare_reports(old, more).changes} == {
+    assert {change.model: change.mark for change in compare_reports(old, more).rows} == {
         "m": "as before",
         "x": "only old",
         "y": "only new",
@@ -174,7 +184,7 @@ def test_a_leg_about_a_point_is_compared_by_the_points_role_or_as_the_only_one_o
         return of(verdict("falsified", legs=legs, **numbers), points=points)
 
     def notes(old, new):
-        return [change.note for change in compare_reports(old, new).changes if change.kind == "claim"]
+        return [change.reason for change in compare_reports(old, new).rows if change.kind == "claim"]
 
     old, new = judged("a", leg("a"), leg("z")), judged("b", leg("b"), leg("z"))
     assert notes(old, new) == [""]
@@ -196,21 +206,21 @@ def test_points_go_by_digest_and_else_by_their_role():
     }
     new["interval"] = [0.04, 0.06]
     change = only(of(points=[old]), of(points=[new]))
-    assert (change.name, change.move, change.status) == ("emad m=0.21", "worse", "moved for worse")
-    assert change.note == "point emad m=0.21 (before emad m=0.20); depth 8.00 (before 7.25)"
+    assert (change.name, change.mark) == ("emad m=0.21", "moved for worse")
+    assert change.reason == "point emad m=0.21 (before emad m=0.20); depth 8.00 (before 7.25)"
     same = only(of(points=[old]), of(points=[old | {"mean_depth": 8.0}]))
-    assert same.status == "another number"
+    assert same.mark == "another number"
     scores = [{"recall": [0.9, 0.8825], "chart": [0.5, right]} for right in (0.5, 0.25)]
     tasks = only(*(of(points=[old | {"accuracy": score}]) for score in scores))
-    assert tasks.note == "accuracy chart 0.500 → 0.250 (before chart 0.500 → 0.500)"
+    assert tasks.reason == "accuracy chart 0.500 → 0.250 (before chart 0.500 → 0.500)"
     fewer = only(of(points=[old | {"accuracy": scores[0]}]), of(points=[old]))
-    assert fewer.note.endswith("recall 0.900 → 0.882 (before recall 0.900 → 0.882, chart 0.500 → 0.500)")
-    assert only(of(points=[old]), of(points=[old])).status == "as before"
-    assert only(of(points=[old]), of(points=[])).status == "only old"
+    assert fewer.reason.endswith("recall 0.900 → 0.882 (before recall 0.900 → 0.882, chart 0.500 → 0.500)")
+    assert only(of(points=[old]), of(points=[old])).mark == "as before"
+    assert only(of(points=[old]), of(points=[])).mark == "only old"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "turn"),
+    ("old", "new", "mark"),
     [
         ({}, {"outcome": "failed"}, "worse"),
         ({"outcome": "skipped"}, {"outcome": "error"}, "worse"),
@@ -222,13 +232,13 @@ def test_points_go_by_digest_and_else_by_their_role():
         ({}, {}, None),
     ],
 )
-def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
+def test_tests_that_break_or_are_left_undecided_are_worse(old, new, mark):
     name = "suites/invariants/test_depth.py::test_rows"
     old, new = ({"outcome": "passed"} | given for given in (old, new))
-    rows = compare_reports(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).changes
-    assert [row.turn for row in rows] == ([] if turn is None else [turn])
+    rows = compare_reports(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).rows
+    assert [row.mark for row in rows] == ([] if mark is None else [mark])
     asks = "suites/claims/test_model.py::test_claim"  # its verdict changes
-    assert compare_reports(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
+    assert compare_reports(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).rows == []
 
 
 def test_tests_that_ended_alike_are_counted(tmp_path, capsys):
@@ -293,18 +303,15 @@ def test_rows_for_a_page_are_what_is_not_as_before_worst_first():
     old = of(verdict("survived", "EMAD-E1"), verdict("survived"), verdict("measured", "EMAD-R2"))
     new = of(verdict("measured", "EMAD-R2"), verdict("falsified", "EMAD-E3"), verdict("falsified"))
     rows = changed_rows(old, new)
-    assert [(row["change"], row["row"]) for row in rows] == [
+    assert [(row["mark"], row["what"].partition(" on ")[0]) for row in rows] == [
         *(("worse", "EMAD-F1*"), ("only new", "EMAD-E3"), ("only old", "EMAD-E1")),
     ]
     assert rows[0] == {
-        "change": "worse",
-        "row": "EMAD-F1*",
-        "on": "m",
-        "verdict": "survived → falsified",
-        "old": "+3.12 % [+2.11 %, +4.19 %]",
-        "new": "+3.12 % [+2.11 %, +4.19 %]",
-        "unit": "relative rise",
-        "note": "1 of 2 legs falsified",
+        "mark": "worse",
+        "what": "EMAD-F1* on m: Saving 15 % of FLOPs leaves quality as it was",
+        "before": "survived, +3.12 % [+2.11 %, +4.19 %] relative rise",
+        "after": "falsified, +3.12 % [+2.11 %, +4.19 %] relative rise",
+        "reason": "1 of 2 legs falsified",
     }
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
 
@@ -373,7 +380,8 @@ def test_what_is_shown_is_40_lines_of_80_columns_and_all_of_it_on_request(tmp_pa
     assert max(map(len, lines)) <= 80
     assert any(line.endswith("more rows: pass -v") for line in lines)
     _, lines, _ = compared(tmp_path, capsys, many("survived"), many("falsified"), "-v")
-    assert all(any(f"EMAD-X{number} on m: survived → falsified" in line for line in lines) for number in range(60))
+    assert all(any(line.startswith(f"  EMAD-X{number} on m") for line in lines) for number in range(60))
+    assert sum(line.startswith("    survived, +3.12 %") for line in lines) == 60
     assert max(map(len, lines)) <= 80
 
 
@@ -384,10 +392,10 @@ def test_what_changed_is_shown_with_both_numbers(tmp_path, capsys):
     _, lines, _ = compared(tmp_path, capsys, old, new)
     text = "\n".join(lines)
     assert "not like for like: seed 0 → 1\n\n1 worse, 1 as before\n\nWorse\n" in text
-    assert "  EMAD-F1* on m: survived → falsified\n" in text
-    assert "    +0.20 % [+0.10 %, +0.30 %] → +0.50 % [+0.40 %, +0.60 %]  relative rise\n" in text
+    assert "  EMAD-F1* on m: Saving 15 % of FLOPs leaves quality as it was\n    survived, +0.20 %" in text
+    difference = "+0.20 % [+0.10 %, +0.30 %] relative rise → falsified, +0.50 % [+0.40 %, +0.60 %] relative rise"
+    assert difference in " ".join(text.split())
     assert "    1 of 2 legs falsified\n" in text
-    assert "    Saving 15 % of FLOPs leaves quality as it was\n" in text
     assert "Gates now: Saving 15 % of FLOPs leaves quality as it was (EMAD-F1): falsified\n" in text
     assert "EMAD-E1" not in text
     assert "EMAD-E1" in "\n".join(compared(tmp_path, capsys, old, new, "-v")[1])
@@ -401,7 +409,7 @@ def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
     assert lines[0] == "### emad compare: 1 worse, 1 only new"
     (row,) = [line for line in lines if line.startswith("| worse")]
     assert "&lt;b&gt;a\\|b&lt;/b&gt;" in row
-    assert row.replace("\\|", "").count("|") == 9
+    assert row.replace("\\|", "").count("|") == 6
     assert "Only in the new report: EMAD-E1" in lines
     assert not any(line.startswith("| only new") for line in lines)
     points = ([point | {"name": "a|b", "mean_depth": depth} for point in report()["points"]] for depth in (1, 2))
@@ -412,7 +420,7 @@ def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
 
 def test_a_report_read_from_its_file_compares_with_itself(tmp_path):
     data = read_report(written(tmp_path, foreign_report()))
-    assert {change.status for change in compare_reports(data, data).changes} == {"as before"}
+    assert {change.mark for change in compare_reports(data, data).rows} == {"as before"}
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])

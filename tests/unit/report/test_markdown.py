@@ -38,7 +38,10 @@ def test_verdicts_come_first_then_claims_points_tables_notes_and_where_it_comes_
         "# Verdicts on m",
         "## Verdicts",
         "## m",
-        *(f"### {name}" for name in ("Claims", "Legs", "Operating points", "Tables", "Notes", "Goldens", "Models")),
+        *(
+            f"### {name}"
+            for name in ("Gates", "Claims", "Legs", "Operating points", "Tables", "Notes", "Goldens", "Models")
+        ),
         "### Settings",
         "### Provenance",
     ]
@@ -48,11 +51,18 @@ def test_verdicts_come_first_then_claims_points_tables_notes_and_where_it_comes_
     ]
 
 
-def test_each_run_opens_with_passed_or_failed_and_why():
+def test_the_text_opens_with_passed_or_failed_and_why_of_each_run():
     found = report()
     found["claims"] = found["claims"][:1]
     text = text_of(found)
-    assert "\n## m\n\nFAILED: 1 of 1 gate does not hold\n" in text
+    assert text.startswith("# Verdicts on m\n\nFAILED: 1 of 1 gate does not hold\n")
+    assert table_below(text, "### Gates")[1][:4] == [
+        *("EMAD-F1", "Saving 15 % of FLOPs leaves quality as it was"),
+        "m",
+        "falsified",
+    ]
+    both = text_of(found, report("n|x"))
+    assert "\n- m: FAILED: 1 of 1 gate does not hold\n- n\\|x: FAILED: 1 of 1" in both
 
 
 def test_claims_show_what_the_terminal_shows_and_their_legs_follow():
@@ -85,7 +95,9 @@ def test_figures_are_linked_or_missed_by_name():
 
 def test_a_remark_stands_below_the_title_and_empty_parts_have_no_heading():
     text = text_of(report(points=[], notes=[], claims=[]), remark="no figures: matplotlib")
-    assert text.startswith("# Verdicts on m\n\nno figures: matplotlib\n\n## Verdicts\n")
+    assert text.startswith(
+        "# Verdicts on m\n\nPASSED: no claim of this run is a gate\n\nno figures: matplotlib\n\n## Verdicts\n"
+    )
     assert "### Operating points" not in text
     assert "### Notes" not in text
     assert "### Claims" not in text

@@ -232,6 +232,17 @@ def test_figures_are_inside_with_ids_of_their_own():
     assert used <= set(ids), "marks are found where they are used"
 
 
+def test_a_figure_keeps_the_size_of_its_letters_on_a_phone_and_scrolls():
+    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+    table = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
+    found = shown(report(points=[], tables=[table]))
+    figures = [attrs for _, attrs in found.tags if attrs.get("aria-label", "").endswith("a figure that may scroll")]
+    assert figures
+    assert all((figure["class"], figure["tabindex"]) == ("wide", "0") for figure in figures)
+    narrow = read_package_text("page.css").partition("@media (max-width: 46rem)")[2].partition("\n}")[0]
+    assert "figure svg { max-width: none }" in narrow
+
+
 def test_references_follow_the_ids_and_labels_stay_as_they_are():
     svg = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>x</metadata>'
@@ -409,6 +420,14 @@ def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
     assert "at least +1.00 %" in high
     older = parsed_page(report(claims=[verdict("falsified", threshold=0.01)])).text
     assert "at most" not in older, "a report that does not say leaves it"
+
+
+def test_against_the_record_the_gates_of_the_page_are_those_of_the_terminal():
+    """There every verdict on record gates, and 34 cards would hide the five that matter."""
+    claims = [verdict("falsified"), verdict("survived", "EMAD-E1") | {"gate": True}]
+    text = " ".join(parsed_page(report(claims=claims, settings={"gate": "known"})).text.split())
+    assert text.count("EMAD-F1 on m") > text.count("EMAD-E1 on m")
+    assert "Of the rows that do not gate: 1 survived (holds)." in text
 
 
 def test_the_opening_counts_the_rest_and_names_failures_waivers_and_whose_decoder_it_was():
