@@ -291,9 +291,9 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
         item for item in items if environment.is_shipped_test(item) or item.get_closest_marker("emad") is not None
     ]
     left_out = {
-        item.nodeid: reason
+        item.nodeid: absent.reason
         for item in concerned
-        if (reason := selection.deselection_reason(item, get_run_settings(config), load_claims_register(config)))
+        if (absent := selection.absent_from_run(item, get_run_settings(config), load_claims_register(config)))
     }
     config.stash[_COLLECTION_LOG].log_items(items, left_out)
     if left := [item for item in items if item.nodeid in left_out]:

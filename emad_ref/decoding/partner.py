@@ -137,9 +137,9 @@ class TokenLoggingSession:
         self.rollback(length)
         self.session.commit(length)
 
-    def drop(self, rows: Sequence[int]) -> None:
-        self.session.drop(np.array(rows, dtype=np.int64))
-        remaining = [row for row in range(len(self.sequences)) if row not in set(rows)]
+    def drop(self, rows: Ints) -> None:
+        self.session.drop(rows)
+        remaining = np.delete(np.arange(len(self.sequences)), rows).tolist()
         self.sequences = [self.sequences[row] for row in remaining]
         self._trail = [self._trail[row] for row in remaining]
         self._first_decided = [self._first_decided[row] for row in remaining]

@@ -48,12 +48,14 @@ from emad_ref.decoding.speculation import (
     SpeculationResult,
     SpeculativeSequence,
     build_speculation_result,
+    draw_first_tokens,
     lengths_before_last_token,
     make_room,
     never_end_of_text,
     read_in_pieces,
     room_by_row,
     run_rounds,
+    start_sequences,
     tokens_at,
 )
 from emad_ref.decoding.step import StepOutput
@@ -62,7 +64,7 @@ from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.probes.draft_reader import EarlyExitDraftReader
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, TokenLog
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, TokenLog
 from emad_ref.signals import require_finite
 
 MODEL = 0
@@ -380,10 +382,10 @@ def run_self_speculation(
         logits = session.deepen(session.length - 1, DECODE)[:, 0] if drafting.uses_gate else session.logits
         opened = session.work
         lookups = [PromptLookup() for _ in prompts]
-        rows = run_rounds(
-            prompts,
-            logits,
-            options,
+        rows = start_sequences(prompts, options)
+        draw_first_tokens(rows, logits)
+        run_rounds(
+            rows,
             (session,),
             lambda alive: run_drafting_round(_SessionRound(alive, session, drafting), alive, drafting, lookups),
         )
@@ -478,20 +480,9 @@ class DraftingRound(Protocol):
         """Run what was fed through all layers, accept and emit; the cache keeps all tokens but the last of each row."""
 
 
-class DraftingRow(Protocol):
-    """A sequence in a round."""
-
-    number: int
-    tokens: list[int]
-
-    @property
-    def draft_limit_by_max_new(self) -> int:
-        """Tokens that the sequence may still emit besides the verifier's own."""
-
-
 def run_drafting_round(
     layers: DraftingRound,
-    rows: Sequence[DraftingRow],
+    rows: Sequence[SpeculativeSequence],
     drafting: Drafting,
     lookups: Sequence[PromptLookup],
     most: int | None = None,
@@ -571,24 +562,21 @@ class DraftingDecoder(WalkedDecoder):
         max_new: int,
         stop: frozenset[int],
     ) -> Record:
-        rows = [
-            _DraftedSequence(number, prompt.tokens.tolist(), len(prompt.tokens), max_new, stop)
-            for number, prompt in enumerate(prompts)
-        ]
-        rounds: list[_RoundLog] = []
-        lookups = [PromptLookup() for _ in prompts]
+        options = SpeculationOptions(max_new, max(self.drafting.longest, self.drafting.copied), stop, 0.0, 0, None)
+        rows, rounds, lookups = start_sequences(prompts, options), list[_RoundLog](), [PromptLookup() for _ in prompts]
         for row, token in zip(rows, output.logits[:, -1].argmax(dim=-1).tolist(), strict=True):
-            row.take([token])
-        alive = _drop_finished_sequences(rows, session)
-        while alive:
-            rounds += self._next_round(alive, session, lookups)
-            alive = _drop_finished_sequences(alive, session)
+            row.append_token(token)
+
+        def run_round(alive: Sequence[SpeculativeSequence]) -> None:
+            rounds.extend(self._next_round(alive, session, lookups))
+
+        run_rounds(rows, (session,), run_round)
         log = self._log(prompts, rounds)
         return Record(
             tokens=log.to_token_table(),
             signal=log.to_signal_array(),
             emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
-            stop=[row.reason for row in rows],
+            stop=[row.reason or "length" for row in rows],
             work={0: session.work},
             prompt_work={0: self.prompt_work(prompts)},
         )
@@ -614,7 +602,7 @@ class DraftingDecoder(WalkedDecoder):
         return log
 
     def _next_round(
-        self, rows: Sequence[_DraftedSequence], session: ReferenceSession, lookups: Sequence[PromptLookup]
+        self, rows: Sequence[SpeculativeSequence], session: ReferenceSession, lookups: Sequence[PromptLookup]
     ) -> list[_RoundLog]:
         if self.drafting.lengths_at(len(rows)) is NO_DRAFTS:
             return self._step(rows, session)
@@ -624,14 +612,14 @@ class DraftingDecoder(WalkedDecoder):
         run_drafting_round(layers, rows, self.drafting, lookups, most)
         return layers.log
 
-    def _step(self, rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_RoundLog]:
+    def _step(self, rows: Sequence[SpeculativeSequence], session: ReferenceSession) -> list[_RoundLog]:
         """Run one token of each row at full depth, without a draft."""
         tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self.stepper.device)
         inputs = self.stepper.prepare_forward(_next_positions(rows), session.state.cache)
         hidden = self._run(session, self.stepper.embed(tokens, inputs), 0, self.point.ceiling, inputs)
-        rounds = [_RoundLog(row.number, row.n_cached, row.tokens[-1:], 1, None) for row in rows]
+        rounds = [_RoundLog(row.number, len(row.tokens) - 1, row.tokens[-1:], 1, None) for row in rows]
         for row, own in zip(rows, self._own_tokens(session, hidden), strict=True):
-            row.take(own)
+            row.append_token(own[0])
         return rounds
 
     def _run_shallow(self, session: ReferenceSession, tokens: Tensor, position: Ints) -> Tensor:
@@ -661,44 +649,13 @@ class DraftingDecoder(WalkedDecoder):
         return tokens
 
 
-@dataclass
-class _DraftedSequence:
-    """One sequence: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
-
-    number: int
-    tokens: list[int]
-    prompt: int
-    left: int
-    stop: frozenset[int]
-    reason: StopReason = "length"
-
-    @property
-    def n_cached(self) -> int:
-        """Tokens in the cache, once the first is emitted."""
-        return len(self.tokens) - 1
-
-    @property
-    def draft_limit_by_max_new(self) -> int:
-        """Tokens that the sequence may still emit besides the verifier's own."""
-        return self.left - 1
-
-    def take(self, tokens: Sequence[int]) -> None:
-        """Emit ``tokens``, up to the first that ends the row."""
-        for token in tokens:
-            self.tokens.append(token)
-            self.left -= 1
-            if token in self.stop:
-                self.reason = "stop token"
-                break
-
-
 class _LayerRound:
     """A round over layers: states [rows, n, D] after the draft's layer wait for the verification.
 
     ``log``: one entry per row, once verified.
     """
 
-    def __init__(self, decoder: DraftingDecoder, rows: Sequence[_DraftedSequence], session: ReferenceSession):
+    def __init__(self, decoder: DraftingDecoder, rows: Sequence[SpeculativeSequence], session: ReferenceSession):
         self._decoder, self._rows, self._session, self.log = decoder, rows, session, list[_RoundLog]()
         self._reader, self._position = decoder._reader, _next_positions(rows)
         self._going_on = torch.tensor([[row.tokens[-1]] for row in rows], device=decoder.stepper.device)
@@ -738,17 +695,15 @@ class _LayerRound:
 
     def verify(self) -> None:
         chunk = torch.cat(self._states, dim=1) if len(self._states) > 1 else self._states[0]
-        starts, fed = [row.n_cached for row in self._rows], torch.cat(self._fed, dim=1).tolist()
+        starts, fed = lengths_before_last_token(self._rows).tolist(), torch.cat(self._fed, dim=1).tolist()
         verified = self._decoder._verify(self._session, chunk, starts)
         for i, (row, tokens, width, own) in enumerate(zip(self._rows, fed, self._proposed, verified, strict=True)):
-            right = 0
-            while right < width and tokens[right + 1] == own[right]:
-                right += 1
-            row.take([*tokens[1 : right + 1], own[right]])
+            row.emit_until_refused(tokens[1 : width + 1], own.__getitem__)
             gates = [values[i] for values in self._gates]
-            self.log.append(_RoundLog(row.number, starts[i], tokens, row.n_cached - starts[i], gates))
-        if any(row.n_cached < start + chunk.shape[1] for row, start in zip(self._rows, starts, strict=True)):
-            self._session.state.cache.truncate(np.array([row.n_cached for row in self._rows]))
+            self.log.append(_RoundLog(row.number, starts[i], tokens, len(row.tokens) - 1 - starts[i], gates))
+        kept = lengths_before_last_token(self._rows)
+        if (kept < np.array(starts) + chunk.shape[1]).any():
+            self._session.state.cache.truncate(kept)
 
     def _run(self, tokens: Tensor) -> None:
         position = self._position + np.arange(tokens.shape[1])
@@ -789,14 +744,6 @@ def _joined(steps: Sequence[_RoundLog]) -> Iterator[_RoundLog]:
         yield steps[0]._replace(tokens=tokens, kept=len(tokens))
 
 
-def _next_positions(rows: Sequence[_DraftedSequence]) -> Ints:
+def _next_positions(rows: Sequence[SpeculativeSequence]) -> Ints:
     """int64 [rows, 1] position of the next token fed by each row."""
-    return np.array([row.n_cached for row in rows])[:, None]
-
-
-def _drop_finished_sequences(rows: Sequence[_DraftedSequence], session: ReferenceSession) -> list[_DraftedSequence]:
-    """The unfinished rows; finished ones leave the cache."""
-    going = [row.left > 0 and row.reason == "length" for row in rows]
-    if any(going) and not all(going):
-        session.drop(np.flatnonzero(~np.array(going)))
-    return [row for row, on in zip(rows, going, strict=True) if on]
+    return lengths_before_last_token(rows)[:, None]

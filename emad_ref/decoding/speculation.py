@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -197,6 +197,7 @@ class SpeculativeSequence:
         return min(self.options.k, self.draft_limit_by_max_new)
 
     def append_token(self, token: int) -> None:
+        """Emit ``token``; sets ``reason`` if it is the row's last."""
         self.tokens.append(token)
         if token in self.options.stop or self.options.ended(self.tokens[self.prompt :]):
             self.reason = "stop token"
@@ -223,23 +224,31 @@ class SpeculativeSequence:
         q[token] = 1.0
         self.drafts.append((_DraftedToken(len(self.tokens) + len(self.drafts), token, 0.0), q))
 
+    def emit_until_refused(self, drafted: Sequence[int], choose: Callable[[int], int]) -> None:
+        """Emit the verifier's tokens: the accepted prefix of ``drafted``, and one more unless the row ends before.
+
+        ``choose(i)`` is the verifier's token in place of ``drafted[i]``, that very one if it accepts it, and for
+        i = len(drafted) the token after all drafts.
+        """
+        self.rounds += 1
+        for at in range(len(drafted) + 1):
+            self.append_token(token := choose(at))
+            if self.reason is not None or at == len(drafted) or token != drafted[at]:
+                return
+
     def verify_drafts(self, logits: Sequence[Floats]) -> None:
         """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts][V]."""
-        self.rounds += 1
         verdicts = [UNREACHED] * len(self.drafts)
-        for at, ((drafted, q), z) in enumerate(zip(self.drafts, logits, strict=False)):
-            p = token_distribution(z, self.options.temperature)
+
+        def choose(at: int) -> int:
+            p = token_distribution(logits[at], self.options.temperature)
+            if at == len(self.drafts):
+                return draw_token(p, self.rng)
+            drafted, q = self.drafts[at]
             verdicts[at] = self._verdict(drafted, p, q)
-            if verdicts[at] == REFUSED:
-                self.append_token(draw_token(residual_distribution(p, q), self.rng))
-                break
-            self.append_token(drafted.token)
-            if self.reason is not None:
-                break
-        else:
-            self.append_token(
-                draw_token(token_distribution(logits[len(self.drafts)], self.options.temperature), self.rng)
-            )
+            return draw_token(residual_distribution(p, q), self.rng) if verdicts[at] == REFUSED else drafted.token
+
+        self.emit_until_refused([drafted.token for drafted, _ in self.drafts], choose)
         self.verdicts += [(drafted, verdict) for (drafted, _), verdict in zip(self.drafts, verdicts, strict=True)]
         self.drafts = []
 
@@ -250,37 +259,46 @@ class SpeculativeSequence:
         return GATED if gate is not None and drafted.entropy_bits < gate else REFUSED
 
 
+def start_sequences(prompts: Sequence[Prompt], options: SpeculationOptions) -> list[SpeculativeSequence]:
+    """A sequence per prompt, numbered from 0, that has emitted nothing."""
+    return [
+        SpeculativeSequence(number, list(map(int, prompt.tokens)), options) for number, prompt in enumerate(prompts)
+    ]
+
+
+def draw_first_tokens(rows: Sequence[SpeculativeSequence], logits: Floats) -> None:
+    """Emit the first token of each row, from the verifier's ``logits`` [rows, V] after its prompt."""
+    for row, z in zip(rows, logits, strict=True):
+        row.append_token(draw_token(token_distribution(z, row.options.temperature), row.rng))
+
+
+class RowSession(Protocol):
+    """A session as ``run_rounds`` sees it."""
+
+    def drop(self, rows: Ints) -> None:
+        """Drop the rows at these indices int64 [dropped]."""
+
+
 def run_rounds(
-    prompts: Sequence[Prompt],
-    logits: Floats,
-    options: SpeculationOptions,
-    sessions: Sequence[TokenLoggingSession],
+    rows: Sequence[SpeculativeSequence],
+    sessions: Sequence[RowSession],
     run_round: Callable[[Sequence[SpeculativeSequence]], None],
-) -> list[SpeculativeSequence]:
-    """Run rounds over the rows of ``sessions`` until all have finished; a row per prompt.
+) -> None:
+    """Run rounds over the ``rows`` of ``sessions``, which have their first token, until all have finished.
 
-    ``logits`` [rows, V]: the verifier's after each prompt, which give its first token. ``run_round`` drafts and
-    verifies for the unfinished rows, and rolls back the refused tokens in every session.
+    ``run_round`` drafts and verifies for the unfinished rows, and rolls back the refused tokens in every session.
+    Finished rows are dropped from every session.
     """
-    rows = [SpeculativeSequence(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
-    for row, p in zip(rows, token_distribution(logits, options.temperature), strict=True):
-        row.append_token(draw_token(p, row.rng))
-    alive = _drop_finished(rows, sessions)
-    while alive:
+    alive = list(rows)
+    while True:
+        finished = [i for i, row in enumerate(alive) if row.reason is not None]
+        alive = [row for row in alive if row.reason is None]
+        if not alive:
+            return
+        if finished:
+            for session in sessions:
+                session.drop(np.array(finished))
         run_round(alive)
-        alive = _drop_finished(alive, sessions)
-    return rows
-
-
-def _drop_finished(
-    rows: Sequence[SpeculativeSequence], sessions: Sequence[TokenLoggingSession]
-) -> list[SpeculativeSequence]:
-    """The unfinished rows; finished ones are dropped from every session."""
-    finished = [i for i, row in enumerate(rows) if row.reason is not None]
-    if finished and len(finished) < len(rows):
-        for session in sessions:
-            session.drop(finished)
-    return [row for row in rows if row.reason is None]
 
 
 def lengths_before_last_token(rows: Sequence[SpeculativeSequence]) -> Ints:
@@ -450,9 +468,9 @@ def speculate(
         closing(TokenLoggingSession(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
     ):
         require_equal_logit_widths(small.logits, large.logits)
-        rows = run_rounds(
-            prompts, large.logits, options, (small, large), lambda alive: _speculation_round(alive, small, large)
-        )
+        rows = start_sequences(prompts, options)
+        draw_first_tokens(rows, large.logits)
+        run_rounds(rows, (small, large), lambda alive: _speculation_round(alive, small, large))
         work, opening = (
             make_work_by_model_index(small.work, large.work),
             make_work_by_model_index(small.opening_work, large.opening_work),

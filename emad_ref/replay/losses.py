@@ -41,9 +41,9 @@ from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay.replay import (
     ReplayResult,
     compute_decode_flops_by_sequence,
+    compute_decode_work,
     compute_replayed_decode_work,
     iterate_point_replays,
-    sum_by_sequence,
 )
 from emad_ref.schedule.derived_work import compute_probe_costs, derive_sequence_flops
 from emad_ref.schedule.schedules import TokenPositions, get_point_schedule
@@ -328,21 +328,21 @@ def losses_of_replays(trace: Trace, replays: Iterable[ReplayResult], spent: Call
         points.append(replayed.point)
         rows.append(
             (
-                sum_by_sequence(trace, replayed.nll_nats),
-                sum_by_sequence(trace, ~replayed.is_top1_correct(trace)),
+                trace.token_positions.sum_by_sequence(replayed.nll_nats),
+                trace.token_positions.sum_by_sequence(~replayed.is_top1_correct(trace)),
                 spent(replayed),
-                sum_by_sequence(trace, replayed.depth),
+                trace.token_positions.sum_by_sequence(replayed.depth),
             )
         )
     columns = dict(zip(COLUMNS, map(np.stack, zip(*rows, strict=True)), strict=True))
     return Losses.of_sequences(points, trace.document_of_sequence, trace.n_decided_by_sequence, columns)
 
 
-def gross_saving(trace: Trace, geometry: Geometry, point: OperatingPoint) -> float:
-    """Share of full depth's FLOPs of blocks and attention alone that ``point`` saves, without its probes."""
+def gross_saving(trace: Trace, geometry: Geometry, replayed: ReplayResult) -> float:
+    """Share of full depth's FLOPs of blocks and attention alone that a replay of ``trace`` saves; no probes."""
+    every = compute_decode_work(trace, np.full(len(trace), trace.layers), full_depth(trace.layers))
     full, mine = (
-        flops(compute_replayed_decode_work(trace, replayed), geometry).blocks_and_attention
-        for replayed in iterate_point_replays(trace, [full_depth(trace.layers), point])
+        flops(work, geometry).blocks_and_attention for work in (every, compute_replayed_decode_work(trace, replayed))
     )
     return 1 - mine / full
 

@@ -160,11 +160,6 @@ def iterate_point_replays(trace: Trace, points: Iterable[OperatingPoint]) -> Ite
         yield replayer.replay(point)
 
 
-def sum_by_sequence(trace: Trace, values: NDArray[Any]) -> Floats:
-    """Sums of ``values`` [tokens] within each sequence, [sequences]; 0 for one without tokens."""
-    return trace.token_positions.sum_by_sequence(values)
-
-
 def top1_tokens_at_depth(trace: Trace, depth: Ints) -> Ints:
     """[tokens] top-1 token of a full head at each position's depth."""
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)

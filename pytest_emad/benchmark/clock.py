@@ -4,8 +4,11 @@ Pairing cancels drift (clock frequency, other processes, temperature); random or
 (warm caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded
 with the wall clock: if both agree, no other process took the core. ``statistics.speedup`` makes ratios and intervals.
 
-Tracers, profilers and debuggers slow Python by a factor that differs between two arms. Times and joules under one
-measure the instrument, so ``require_untraced`` refuses to measure and names it.
+Everything that times decoders does it here: ``time_pairs``, or ``time_call`` inside ``timing_setup``, which refuses
+tracers and keeps the garbage collector out. Tracers, profilers and debuggers slow Python by a factor that differs
+between two arms: times and joules under one measure the instrument. A collection takes as long as all objects of the
+process demand, and would be charged to the arm during which it happens to start. Threads belong to the model
+(``emad_ref.models.threads``).
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -27,6 +32,8 @@ from scipy import stats
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 
+T = TypeVar("T")
+WARM_UP = 2  # uncounted pairs: the first request may compile or allocate, the second reuses
 MONITORING_TOOLS = 6  # ids that sys.monitoring has (PEP 669)
 ENVIRONMENT = {
     "CUDA_LAUNCH_BLOCKING": ("1",),
@@ -78,7 +85,61 @@ def require_untraced() -> None:
         )
 
 
-Arm = Callable[[int], float | None]
+@contextmanager
+def timing_setup() -> Iterator[None]:
+    """Time inside the block: no tracer, and no garbage collection but where ``collect_garbage`` is called.
+
+    Raises:
+        BadArgument: a tracer, profiler or debugger is active.
+    """
+    require_untraced()
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def collect_garbage() -> None:
+    """Free cyclic garbage of the last requests, between two of them; older objects are not searched."""
+    gc.collect(1)
+
+
+def _no_wait() -> None:
+    return None
+
+
+class CallTime(NamedTuple, Generic[T]):
+    """Wall-clock and process ``seconds`` of a call, and its ``result``."""
+
+    seconds: float
+    process_seconds: float
+    result: T
+
+
+def time_call(
+    call: Callable[[], T],
+    synchronize: Callable[[], None] = _no_wait,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    process_clock: Callable[[], float] = time.process_time,
+) -> CallTime[T]:
+    """Time one call between two waits for the device."""
+    synchronize()
+    process_start, start = process_clock(), clock()
+    result = call()
+    synchronize()
+    return CallTime(clock() - start, process_clock() - process_start, result)
+
+
+class OwnSeconds(float):
+    """Seconds that an arm measured itself, of a part of its call or by a device timer."""
+
+
+Arm = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -90,16 +151,12 @@ class PairedTimings:
     first: tuple[str, ...]
 
 
-def _no_wait() -> None:
-    return None
-
-
 def time_pairs(
     arms: Mapping[str, Arm],
     pairs: int,
     rng: np.random.Generator,
     *,
-    warm_up: int = 1,
+    warm_up: int = WARM_UP,
     synchronize: Callable[[], None] = _no_wait,
     clock: Callable[[], float] = time.perf_counter,
     process_clock: Callable[[], float] = time.process_time,
@@ -108,8 +165,8 @@ def time_pairs(
 
     Args:
         arms: name → callable; it gets the index of the pair and chooses that pair's input by it. Indices 0 to
-            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A returned number counts
-            as its own measured seconds (a device timer) in place of the wall clock's.
+            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. Returned ``OwnSeconds``
+            count in place of the wall clock's.
         pairs: counted pairs, ≥ 1.
         rng: the order of the arms; each leads equally often, up to one pair, with the warm-up counted.
         synchronize: called before each start and before each stop.
@@ -125,26 +182,26 @@ def time_pairs(
         raise BadArgument("pairs", pairs, "at least 1")
     if warm_up < 0:
         raise BadArgument("warm_up", warm_up, "0 or more")
-    if clock is time.perf_counter:
-        require_untraced()
+    real = clock is time.perf_counter
     names = list(arms)
     wall = {name: np.empty(pairs) for name in names}
     process = {name: np.empty(pairs) for name in names}
     first = []
-    for index, order in enumerate(draw_arm_orders(names, warm_up + pairs, rng)):
-        for name in order:
-            synchronize()
-            process_start, start = process_clock(), clock()
-            own = arms[name](index)
-            synchronize()
-            elapsed, used = clock() - start, process_clock() - process_start
-            seconds = elapsed if own is None else float(own)
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise BadArgument(f"seconds of {name}", seconds, "a positive time", "give the arm more work per call")
+    with timing_setup() if real else nullcontext():
+        for index, order in enumerate(draw_arm_orders(names, warm_up + pairs, rng)):
+            for name in order:
+                timed = time_call(partial(arms[name], index), synchronize, clock=clock, process_clock=process_clock)
+                seconds = float(timed.result) if isinstance(timed.result, OwnSeconds) else timed.seconds
+                if not (math.isfinite(seconds) and seconds > 0):
+                    raise BadArgument(
+                        f"seconds of {name}", seconds, "a positive time", "give the arm more work per call"
+                    )
+                if index >= warm_up:
+                    wall[name][index - warm_up], process[name][index - warm_up] = seconds, timed.process_seconds
             if index >= warm_up:
-                wall[name][index - warm_up], process[name][index - warm_up] = seconds, used
-        if index >= warm_up:
-            first.append(order[0])
+                first.append(order[0])
+            if real:
+                collect_garbage()
     return PairedTimings(wall, process, tuple(first))
 
 

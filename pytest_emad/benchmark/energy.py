@@ -36,7 +36,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -48,7 +48,7 @@ import numpy as np
 from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import Floats, Ints
-from pytest_emad.benchmark.clock import draw_arm_orders, require_untraced
+from pytest_emad.benchmark.clock import WARM_UP, collect_garbage, draw_arm_orders, timing_setup
 
 EnergySource = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s", "CPU package energy"]
 COUNTERS: tuple[EnergySource, ...] = ("energy counter", "CPU package energy")
@@ -159,7 +159,7 @@ def measure_energy_pairs(
     counter: EnergyCounter | Absent,
     *,
     min_seconds: float = 5.0,
-    warm_up: int = 1,
+    warm_up: int = WARM_UP,
     spare: int = 5,
     own: frozenset[int] | None = None,
     synchronize: Callable[[], None] = lambda: None,
@@ -192,32 +192,34 @@ def measure_energy_pairs(
     _require_valid_arguments(arms, pairs, min_seconds, warm_up, spare)
     if isinstance(counter, Absent):
         return counter
-    if clock is time.perf_counter:
-        require_untraced()
-    for request in range(warm_up):
-        for name, arm in arms.items():
-            _generated_tokens(name, arm, -1, request)
+    real = clock is time.perf_counter
     names = list(arms)
     good: list[dict[str, EnergyWindow]] = []
     first: list[str] = []
     spoiled: list[str] = []
     orders = draw_arm_orders(names, pairs, rng)
-    try:
-        ours, caveats = _own_processes(counter, own)
-        while len(good) < pairs and len(spoiled) <= spare:
-            pair, order = len(good) + len(spoiled), orders[len(good)]
+    with timing_setup() if real else nullcontext():
+        for request in range(warm_up):
+            for name, arm in arms.items():
+                _generated_tokens(name, arm, -1, request)
+        try:
+            ours, caveats = _own_processes(counter, own)
             measure = partial(
                 measure_energy_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
             )
-            try:
-                windows = {name: measure(partial(_generated_tokens, name, arms[name], pair)) for name in order}
-            except WindowSpoiled as why:
-                spoiled.append(str(why))
-            else:
-                good.append(windows)
-                first.append(order[0])
-    except CounterUnreadable as why:
-        return Absent(why.reason)
+            while len(good) < pairs and len(spoiled) <= spare:
+                pair, order = len(good) + len(spoiled), orders[len(good)]
+                try:
+                    windows = {name: measure(partial(_generated_tokens, name, arms[name], pair)) for name in order}
+                except WindowSpoiled as why:
+                    spoiled.append(str(why))
+                else:
+                    good.append(windows)
+                    first.append(order[0])
+                if real:
+                    collect_garbage()
+        except CounterUnreadable as why:
+            return Absent(why.reason)
     if not good:
         return Absent(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
     return EnergyResult(

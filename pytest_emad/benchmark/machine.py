@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from emad_ref.absent import Absent
+from pytest_emad.benchmark.clock import time_call
 from pytest_emad.benchmark.energy import import_nvml, shut_down_nvml
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
@@ -66,13 +67,8 @@ def measure_copy_bandwidth(
     """Bytes a second, read and written, of the fastest of ``COPIES`` copies of ``size`` bytes on ``device``."""
     source = torch.ones(size or COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(COPIES):
-        _wait(device)
-        start = clock()
-        target.copy_(source)
-        _wait(device)
-        best = min(best, clock() - start)
+    copy = partial(target.copy_, source)
+    best = min(time_call(copy, partial(_wait, device), clock=clock).seconds for _ in range(COPIES))
     return 2 * source.numel() / best
 
 

@@ -120,12 +120,13 @@ def quality_columns(loss: PointLoss, trace: Trace, geometry: Geometry) -> TableR
     Points whose depth falls to the first probe equally early have equal rows. Column ``BEFORE`` is the median number of
     tokens before that; None without probes or if most sequences never reach it.
     """
-    before = median_tokens_until_depth_collapse(trace, loss.point) if loss.point.probes else math.inf
+    replayed, probes = replay(trace, loss.point), loss.point.probes
+    before = median_tokens_until_depth_collapse(trace, replayed.depth, probes[0]) if probes else math.inf
     return {
         "point": loss.point.name,
         "mean depth": loss.mean_depth,
         BEFORE: before if math.isfinite(before) else None,
-        "gross reduction %": gross_saving(trace, geometry, loss.point),
+        "gross reduction %": gross_saving(trace, geometry, replayed),
         "net reduction %": loss.net_reduction,
         "perplexity": loss.perplexity,
         "rise %": loss.perplexity_rise,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import ConfidenceParameters, OperatingPoint, ScheduleName
 from emad_ref.probes.contrast import get_score_function
 from emad_ref.protocol import Decoder, Prompt, Unsupported
-from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints, Record, Work
 from emad_ref.signals import SIGNALS, log_probabilities
-from pytest_emad.benchmark.clock import PairedTimings, time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, PairedTimings, time_pairs
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
 from pytest_emad.measurements.early_exit_tasks import TASKS, EarlyExitTasks, TaskItems, exact_match, score_answer
 from pytest_emad.measurements.model_under_test import ModelUnderTest
@@ -58,7 +58,6 @@ SETS = {"smoke": 2, "standard": 12, "full": 64}  # 63 sets that all keep the pro
 CONTRASTS = tuple(name for name, signal in SIGNALS.items() if signal.is_contrastive)
 ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not state
 READ_TOKENS = 32  # tokens per contrast; the readouts of T5-large's layers take 0.2 GB
-WARM_UP = 2  # untimed pairs
 SOLVED = 0.05  # level at which full depth must beat an honest guess
 PRETRAINED = "emad-t5-tiny"
 TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
@@ -355,14 +354,12 @@ def time_rules(
         every = {"full": subject.full_depth_point, **points}
         decoders = {name: stack.enter_context(subject.open_decoder(point)) for name, point in every.items()}
 
-        def arm(decoder: Decoder) -> Callable[[int], None]:
-            def run(pair: int) -> None:
-                decoder.generate([prompts[pair % len(prompts)]], new, frozenset())
+        def run(decoder: Decoder, pair: int) -> Record:
+            return decoder.generate([prompts[pair % len(prompts)]], new, frozenset())
 
-            return run
-
-        arms, rng = {name: arm(decoder) for name, decoder in decoders.items()}, np.random.default_rng(subject.seed)
-        return time_pairs(arms, pairs, rng, warm_up=WARM_UP, synchronize=decoders["full"].synchronize)
+        rng = np.random.default_rng(subject.seed)
+        arms = {name: partial(run, decoder) for name, decoder in decoders.items()}
+        return time_pairs(arms, pairs, rng, synchronize=decoders["full"].synchronize)
 
 
 def count_timed_flops(

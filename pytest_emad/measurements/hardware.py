@@ -58,7 +58,7 @@ def measure_relative_weight_bandwidth(model: str, dtype: str, device: str, seed:
         "many": partial(_decode, decoder, prompt, 1 + NEW),
     }
     rng = np.random.default_rng(seed)
-    seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
+    seconds = time_pairs(arms, TIMED, rng, synchronize=decoder.synchronize).seconds
     each = float(np.median(seconds["many"] - seconds["few"])) / NEW
     geometry = loaded.geometry
     table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
@@ -94,9 +94,9 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
     difference = np.abs(np.subtract(*(_stepwise_logits(decoder, tokens) for decoder in decoders.values())))
     prompt = Prompt(np.arange(8, dtype=np.int64))
     generate = make_transformers_generate(loaded.model, loaded.stepper.device)
-    arms: dict[str, Arm] = {"generate": lambda _: _discard(generate(prompt, NEW))}
+    arms: dict[str, Arm] = {"generate": lambda _: generate(prompt, NEW)}
     arms |= {name: partial(_decode, decoder, [prompt], NEW) for name, decoder in decoders.items()}
-    seconds = time_pairs(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
+    seconds = time_pairs(arms, TIMED, rng, synchronize=decoders["captured"].synchronize).seconds
     if not captured.is_capturing_graphs:
         raise Unsupported(f"captures were given up on {device}: {captured.backend}")
     ratios = {
@@ -117,10 +117,6 @@ def compare_captured_steps(model: str, dtype: str, device: str, seed: int = 0) -
 def _stepwise_logits(decoder: WalkedDecoder, tokens: Ints) -> Floats:
     session, _ = decoder.start([Prompt(tokens[:1])])
     return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
-
-
-def _discard(emitted: Ints) -> None:
-    """Wrap an arm to return None, since a returned number would count as the arm's own measurement."""
 
 
 def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int, pair: int) -> None:

@@ -12,7 +12,6 @@ smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline with a n
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from pytest_emad.audit.spot_checks import (
     check_timed_lengths,
     check_timed_requests,
 )
-from pytest_emad.benchmark.clock import PairedTimings, minimum_detectable_speedup, time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, PairedTimings, minimum_detectable_speedup, time_call, time_pairs
 from pytest_emad.measurements.operating_points import CandidatePoints
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.statistics.legs import LEVEL
@@ -51,7 +50,6 @@ COUNTED_REQUESTS = 4  # requests whose FLOPs are counted, prompt included
 INDICATIVE_PAIRS = 6  # pairs under ``smoke`` for non-deciding ratios
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # least tokens of a request that measures decoding
-WARM_UP = 2  # uncounted pairs
 LOOKUP_ROWS = 1  # rows of a request with transformers' drafts
 PREFILL_REQUESTS = 6  # most requests with a separately timed first token
 FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
@@ -181,10 +179,9 @@ class LatencyBenchmark:
             return Absent(
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
             )
-        start = time.perf_counter()
-        absent = self.subject.absent_compiled_generate(self.subject.budget.batch_sizes)
-        self._compiled_in = time.perf_counter() - start
-        return absent
+        compiled = time_call(partial(self.subject.absent_compiled_generate, self.subject.budget.batch_sizes))
+        self._compiled_in = compiled.seconds
+        return compiled.result
 
     @cached_property
     def absent_lookup(self) -> Absent | None:
@@ -256,8 +253,8 @@ class LatencyBenchmark:
             trial = self.subject.make_equal_prompts(1, prompt)
             decoder.generate(trial, 2, frozenset())
 
-            def run(new: int, pair: int) -> None:
-                decoder.generate(trial, new, frozenset())
+            def run(new: int, pair: int) -> Record:
+                return decoder.generate(trial, new, frozenset())
 
             rng = np.random.default_rng(self.subject.seed)
             arms = {"one": partial(run, 1), "more": partial(run, 3)}
@@ -542,7 +539,7 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatchesByPair, synchroni
     pairs, rows = len(requests.batches) - WARM_UP, len(requests.batches[0])
     timed = {name: timed_arm(name) for name in arms}
     rng = np.random.default_rng(requests.seed)
-    timings = time_pairs(timed, pairs, rng, warm_up=WARM_UP, synchronize=synchronize)
+    timings = time_pairs(timed, pairs, rng, synchronize=synchronize)
     entropy, audited = None, requests.audited
     if audited is None:
         entropy = secrets.randbits(ENTROPY_BITS)
@@ -563,16 +560,14 @@ def time_arms(arms: Mapping[str, Arm], requests: RequestBatchesByPair, synchroni
 def time_first_tokens(decoders: Mapping[str, Decoder], requests: RequestBatchesByPair) -> dict[str, Floats]:
     """Decoder → [pairs] seconds of one new token after the first of these prompts."""
 
-    def arm(decoder: Decoder) -> Callable[[int], None]:
-        def run(pair: int) -> None:  # returns None, since a number would count as its own measurement
-            decoder.generate(requests.batches[pair], 1, frozenset())
+    def run(decoder: Decoder, pair: int) -> Record:
+        return decoder.generate(requests.batches[pair], 1, frozenset())
 
-        return run
-
-    arms, rng = {name: arm(decoder) for name, decoder in decoders.items()}, np.random.default_rng(requests.seed)
+    rng = np.random.default_rng(requests.seed)
+    arms = {name: partial(run, decoder) for name, decoder in decoders.items()}
     pairs = min(PREFILL_REQUESTS, len(requests.batches) - WARM_UP)
     synchronize = next(iter(decoders.values())).synchronize
-    return time_pairs(arms, pairs, rng, warm_up=WARM_UP, synchronize=synchronize).seconds
+    return time_pairs(arms, pairs, rng, synchronize=synchronize).seconds
 
 
 def split_latency(first: Mapping[str, Floats], whole: Mapping[str, Floats], new: int) -> dict[str, tuple[float, float]]:

@@ -28,7 +28,7 @@ from emad_ref.replay.losses import (
     replay_losses,
     tokens_before_depth_by_sequence,
 )
-from emad_ref.replay.replay import ReplayResult, iterate_point_replays, replay_depths
+from emad_ref.replay.replay import ReplayResult, iterate_point_replays, replay, replay_depths
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
 from pytest_emad.measurements.replay_and_flop_checks import FlopVerification
 from pytest_emad.measurements.task_scores import LmEvalTaskScorer, TaskScores
@@ -210,7 +210,8 @@ def _row(
     points: CandidatePoints, loss: PointLoss, tasks: Mapping[str, TaskAccuracy], interval: Interval
 ) -> dict[str, Any]:
     subject, evaluation = points.subject, points.traces.evaluation
-    depth = replay_depths(evaluation, loss.point)
+    replayed = replay(evaluation, loss.point)
+    depth = replayed.depth
     layers, tokens = np.unique(depth, return_counts=True)
     return {
         "model": subject.name,
@@ -227,7 +228,7 @@ def _row(
         "depth_shares": {str(layer): float(n / len(depth)) for layer, n in zip(layers, tokens, strict=True)},
         "depth_by_position": depth_by_position(evaluation, depth),
         "flop_evidence": points.flop_verification.evidence_grade,
-        "gross_reduction": gross_saving(evaluation, subject.loaded.geometry, loss.point),
+        "gross_reduction": gross_saving(evaluation, subject.loaded.geometry, replayed),
         "net_reduction": loss.net_reduction,
         "perplexity_reference": points.full_loss.perplexity,
         "perplexity": loss.perplexity,

@@ -6,7 +6,6 @@ decoder that fails the check has no reported time.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,8 +33,8 @@ from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.record import Ints
 from pytest_emad.audit.spot_checks import TimedRequestOutputs, check_timed_lengths, check_timed_requests
 from pytest_emad.audit.token_comparison import check_same_tokens
+from pytest_emad.benchmark.clock import WARM_UP, time_call
 from pytest_emad.measurements.latency import (
-    WARM_UP,
     Arm,
     ArmOutput,
     RequestBatchesByPair,
@@ -309,11 +308,13 @@ class PairLatencyBenchmark:
     def _seconds(self, arms: Mapping[str, PairArm]) -> float:
         """Seconds of one request by each of ``arms``, after one warm-up request."""
         (prompt,) = self.make_prompts(1)
-        for _ in range(2):
-            start = time.perf_counter()
+
+        def run() -> None:
             for arm in arms.values():
                 arm(prompt, self.n_new_tokens)
-        return time.perf_counter() - start
+
+        run()
+        return time_call(run).seconds
 
     def describe_timing(self, timed: TimingResult) -> str:
         """One sentence about the timed arms, the requests, and the machine."""

@@ -33,10 +33,9 @@ from emad_ref.models.model_spec import FingerprintMismatch
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import attach_collected_tensors, collect_attachments
 from emad_ref.record import Floats, Ints
-from pytest_emad.benchmark.clock import PairedTimings
+from pytest_emad.benchmark.clock import WARM_UP, PairedTimings
 from pytest_emad.measurements.latency import (
     ENTROPY_BITS,
-    WARM_UP,
     LatencyBenchmark,
     RequestBatchesByPair,
     TimingFunction,

@@ -6,11 +6,10 @@ is ``witnessed`` (matrix products were observed), ``timed`` (shallow tokens take
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import SystemRandom
 from typing import Any
 
@@ -34,7 +33,7 @@ from pytest_emad.audit.model_lens import replay_document
 from pytest_emad.audit.request_cases import CaseBench
 from pytest_emad.audit.threshold_comparisons import UNREACHED_THRESHOLD
 from pytest_emad.audit.work import ObservedRequest, check_observed_work
-from pytest_emad.benchmark.clock import iterate_active_tracers, time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, OwnSeconds, iterate_active_tracers, time_call, time_pairs
 from pytest_emad.measurements.model_under_test import FixedEncoderInput, ModelUnderTest
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.speedup import estimate_total_speedup
@@ -311,31 +310,28 @@ class FlopVerification:
 
     def _speedup(self) -> Estimate:
         subject, rng = self._subject, np.random.default_rng([self._subject.seed, PAIRS])
-        tokens = rng.integers(0, subject.stepper.vocabulary_size, (PAIRS + 1, OPENING + FED))
+        tokens = rng.integers(0, subject.stepper.vocabulary_size, (WARM_UP + PAIRS, OPENING + FED))
         with subject.open_decoder(subject.full_depth_point) as decoder:
-            arms = {DEEP: subject.stepper.layers, SHALLOW: self._quarter}
 
-            def fed(depth: int, pair: int) -> float:
+            def fed(depth: int, pair: int) -> OwnSeconds:
                 return time_fed_tokens(decoder, tokens[pair], depth)
 
-            timings = time_pairs(
-                {name: lambda pair, depth=depth: fed(depth, pair) for name, depth in arms.items()},  # type: ignore[misc]  # bound now
-                PAIRS, rng, warm_up=1, synchronize=decoder.synchronize,
-            )  # fmt: skip
+            arms = {DEEP: partial(fed, subject.stepper.layers), SHALLOW: partial(fed, self._quarter)}
+            timings = time_pairs(arms, PAIRS, rng, synchronize=decoder.synchronize)
         return estimate_total_speedup(ByPair(timings.seconds[DEEP]), ByPair(timings.seconds[SHALLOW]))
 
 
-def time_fed_tokens(decoder: Decoder, tokens: Ints, depth: int) -> float:
+def time_fed_tokens(decoder: Decoder, tokens: Ints, depth: int) -> OwnSeconds:
     """Seconds of a fresh session for all but the first ``OPENING`` of ``tokens``, one by one at ``depth``."""
     session, _ = decoder.start([Prompt(tokens[:OPENING])])
-    decoder.synchronize()
-    start = time.perf_counter()
-    for token in tokens[OPENING:]:
-        session.feed(token[None, None], np.array([[depth]]))
-    decoder.synchronize()
-    elapsed = time.perf_counter() - start
+
+    def feed() -> None:
+        for token in tokens[OPENING:]:
+            session.feed(token[None, None], np.array([[depth]]))
+
+    fed = time_call(feed, decoder.synchronize)
     session.close()
-    return elapsed
+    return OwnSeconds(fed.seconds)
 
 
 def work_of_token_exiting_at_depth(depth: int, layers: int, keys: int) -> Work:

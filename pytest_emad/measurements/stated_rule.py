@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from emad_ref.models.families import anatomy_of
 from emad_ref.protocol import Decoder, Prompt, StatedRule, Unsupported
 from emad_ref.record import Ints
 from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.benchmark.clock import collect_garbage, time_call, timing_setup
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument, ByPair
 
@@ -85,6 +87,7 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
     generate_s: list[float] = []
     order = list(ARMS)
     with (
+        timing_setup(),
         subject.open_decoder(subject.full_depth_point) as full,
         subject.open_decoder(subject.full_depth_point, own_rule=True) as rule,
     ):
@@ -102,12 +105,11 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
                     ran, tokens = _block_runs(subject, decoders[arm], prompt)
                     runs[arm].append(ran)
                 else:
-                    began = time.perf_counter()
-                    tokens = _answer(decoders[arm], prompt)
-                    seconds[arm][at] = time.perf_counter() - began
+                    seconds[arm][at], _, tokens = time_call(partial(_answer, decoders[arm], prompt))
                 if len(tokens) != NEW:
                     raise AuditRefutedError(f"{arm}: {len(tokens)} new tokens, where {NEW} were asked for")
                 emitted[arm].append(tokens)
+            collect_garbage()
             if not watched and order[0] == "full" and len(generate_s) < GENERATED and not _all_seen(runs):
                 generate_s.append(_generate_seconds(subject, prompt))
         _require_own_answers(seconds["rule"], set(first["rule"]))
@@ -142,9 +144,7 @@ def _answer(decoder: Decoder, prompt: Prompt) -> Ints:
 
 
 def _generate_seconds(subject: ModelUnderTest, prompt: Prompt) -> float:
-    began = time.perf_counter()
-    subject.generate_greedy([prompt], NEW)
-    return time.perf_counter() - began
+    return time_call(partial(subject.generate_greedy, [prompt], NEW)).seconds
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,7 @@ def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tu
     """(Blocks and heads that run on lent modules while ``decoder`` answers, its tokens)."""
     models = [loaded.model for loaded in subject.isolation.loaded_copies]
     with record_block_and_head_calls(models, decoder.synchronize) as (ran, heads):
-        began = time.perf_counter()
-        tokens = _answer(decoder, prompt)
-        whole_s = time.perf_counter() - began
+        whole_s, _, tokens = time_call(partial(_answer, decoder, prompt))
     step_s, prompt_s = (sum(run.seconds for run in ran if (run.tokens == 1) == single) for single in (True, False))
     read: Counter[int] = Counter()
     for run in ran:

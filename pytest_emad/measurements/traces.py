@@ -20,7 +20,6 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.exit_rules import assign_frequency_buckets, default_probes
 from emad_ref.point import EntropyEstimator, OperatingPoint, ThresholdBinSpec
 from emad_ref.protocol import Unsupported
-from emad_ref.replay.replay import sum_by_sequence
 from emad_ref.text.documents import Split
 from pytest_emad.measurements.model_under_test import ENCODER_DECODER_REFUSAL, ModelUnderTest
 from pytest_emad.statistics.units import ByDocument, DocumentMembership
@@ -122,7 +121,9 @@ class LensTraces:
         Only evaluated documents with such a position; a short one may have none.
         """
         trace = self.evaluation.fully_read_trace
-        by_layer = [sum_by_sequence(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)]
+        by_layer = [
+            trace.token_positions.sum_by_sequence(trace.entropy_nats[:, layer]) for layer in range(trace.layers)
+        ]
         sums, tokens = (
             self.sum_by_document(np.stack(by_layer, axis=1)),
             self.sum_by_document(trace.n_decided_by_sequence),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from emad_ref.absent import Absent
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
 from pytest_emad.report.tiers import STATED_CLAIM, is_tier_test, test_parameters_without_models
@@ -63,26 +64,26 @@ def is_plugin_test(item: pytest.Item) -> bool:
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
-def deselection_reason(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> str:
-    """Reason of ``report.deselection`` for deselecting ``item``; "" if it runs."""
+def absent_from_run(item: pytest.Item, chosen: RunSettings, register: Mapping[str, Claim]) -> Absent | None:
+    """Why the run leaves ``item`` out, a reason of ``report.deselection``; None if it runs."""
     arguments, ours = emad_marker_arguments(item), environment.is_shipped_test(item)
     claim, of_pair = arguments["claim"], not PAIR_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
     of_tier = chosen.tier == "claims" and claim == STATED_CLAIM
     requested = of_tier or _is_requested(claim, of_pair, chosen, register)
     if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not requested:
-        return ABOVE_BUDGET  # first, since such a test never belongs to this run's proof
+        return Absent(ABOVE_BUDGET)  # first, since such a test never belongs to this run's proof
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
-        return LEFT_OUT
+        return Absent(LEFT_OUT)
     name = environment.shipped_test_name(item)
     if (
         chosen.tier
         and name
         and not is_tier_test(chosen.tier, name, test_parameters_without_models(item.nodeid, chosen.models))
     ):
-        return NOT_OF_TIER
+        return Absent(NOT_OF_TIER)
     if ours and EXIT_FIXTURE in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
-        return NO_EXIT
-    return NO_PAIR if ours and of_pair and chosen.pair is None else ""
+        return Absent(NO_EXIT)
+    return Absent(NO_PAIR) if ours and of_pair and chosen.pair is None else None
 
 
 def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, register: Mapping[str, Claim]) -> bool:

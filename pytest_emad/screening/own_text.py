@@ -16,7 +16,6 @@ from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay.replay import sum_by_sequence
 from pytest_emad.screening.drafts import generate_continuations
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.traces import MIN_DOCUMENTS, ScreeningText
@@ -61,7 +60,7 @@ def judge_own_text(
         """Emitted tokens of each window, and the nats that full depth gives them."""
         written = generate_continuations(stepper, windows, prompt, new, point=point, rows=BATCH_ROWS)
         trace = take_trace(stepper, written, layers=())
-        return [each.tokens[prompt:] for each in written], sum_by_sequence(trace, trace.nll_nats[:, -1])
+        return [each.tokens[prompt:] for each in written], trace.token_positions.sum_by_sequence(trace.nll_nats[:, -1])
 
     numbers = np.array([window.document for window in windows], dtype=np.int64)
     expected, reference = continue_at(full_depth(stepper.layers))

@@ -42,9 +42,9 @@ CONFIRMATION_LEVEL = 0.05
 class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
-    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of candidate points;
-    ``times_by_point``: of these, by point. ``own_text``: of decoded points. ``seconds``: phase → its duration;
-    ``predicted``: of the longest phases.
+    ``within_reach``: the largest possible saving of each family. ``timed``: seconds of full depth and of
+    candidate points; empty if no text could be timed. ``own_text``: of decoded points. ``seconds``: phase → its
+    duration; ``predicted``: of the longest phases.
     """
 
     model: LoadedModel
@@ -58,8 +58,7 @@ class ScreeningResult:
     states: StateTranslators | None
     certified: Certification | None
     decoded: list[SelectedPoint]
-    timed: list[CandidateTime]
-    times_by_point: Mapping[OperatingPoint, CandidateTime]
+    timed: Mapping[OperatingPoint, CandidateTime]
     own_text: list[OwnText]
     drafts: SelfDraftingResult
     seconds: dict[str, float]
@@ -273,7 +272,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
             "chosen": None if proven.point_within_bound is None else proven.point_within_bound.name,
             "promise": proven.promise.to_json(),
         },
-        "time": [asdict(each) for each in result.timed],
+        "time": [asdict(each) for each in result.timed.values()],
         "own_text": [
             {
                 "point": each.point.name,

@@ -26,6 +26,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, require_decoder_only
 from emad_ref.models.threads import all_threads_for_batches
+from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
 from pytest_emad.screening.drafts import choose_drafting, predict_drafting_seconds
 from pytest_emad.screening.exit import Exit
@@ -107,7 +108,7 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
         settings.rise,
         few,
         documents,
-        result.times_by_point,
+        result.timed,
         result.own_text,
     )
     record = screening_to_json(result, recommendation)
@@ -132,12 +133,12 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _PhaseTimer(progress), model.geometry
     texts = run("text", lambda name: read_text_splits(model, settings, name))
+    costs = measure_unit_costs(model, texts.choose)
+    predicted = predict_phase_seconds(model, texts, settings, costs)
+    predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
+    if progress:
+        print_error(f"{model.name}: {format_predicted_duration(predicted)}")
     with all_threads_for_batches(texts.calibrate.n_tokens):
-        costs = measure_unit_costs(model, texts.choose)
-        predicted = predict_phase_seconds(model, texts, settings, costs)
-        predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
-        if progress:
-            print_error(f"{model.name}: {format_predicted_duration(predicted)}")
         fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     attach_lens(model.stepper, fitted.lens, model.fingerprint)
     read = layers_to_read(model)
@@ -167,9 +168,10 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
     written = run("own text", lambda _: judge_own_text(model, shown, texts.evaluate, settings))
     points = choose_points_to_time(rows, decoded, settings.rise)
 
-    def time_points(_: str | None) -> list[CandidateTime]:
+    def time_points(_: str | None) -> dict[OperatingPoint, CandidateTime]:
         ways = {name: WalkedDecoder(model.stepper, point) for name, point in points.items()}
-        return time_candidates(model, ways, texts.evaluate, settings)
+        timed = time_candidates(model, ways, texts.evaluate, settings)
+        return dict(zip((full_depth(geometry.layers), *points.values()), timed, strict=True)) if timed else {}
 
     timed = run("timing", time_points)
     drafts = run("drafts", lambda name: choose_drafting(model, texts, fitted, settings, name))
@@ -186,7 +188,6 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         certified=certification,
         decoded=decoded,
         timed=timed,
-        times_by_point=dict(zip(points.values(), timed[1:], strict=False)),  # none where no window holds a prompt
         own_text=written,
         drafts=drafts,
         seconds=run.seconds,

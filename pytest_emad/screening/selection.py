@@ -33,7 +33,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import losses
 from emad_ref.replay.grids import ThresholdSweep
 from emad_ref.replay.losses import CostColumn, Losses, PointLoss, bound_rises, decode_losses, losses_of_replays
-from emad_ref.replay.replay import ReplayResult, compute_decode_flops_by_sequence, sum_by_sequence
+from emad_ref.replay.replay import ReplayResult, compute_decode_flops_by_sequence
 from pytest_emad.screening.drift import DocumentFeatures, features_of_teacher_forced_texts
 from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily
 from pytest_emad.screening.guarantee import (
@@ -129,7 +129,7 @@ class PointSelector:
 
     def rise_bound(self, point: OperatingPoint) -> float:
         """Level of rise of ``point`` by the selector's bound (``losses.bound_rises``)."""
-        nats = sum_by_sequence(self._traced.own, self._traced.replay(point).nll_nats)
+        nats = self._traced.own.token_positions.sum_by_sequence(self._traced.replay(point).nll_nats)
         excess = self._traced.text.document_of_window.sum_by_document(nats) - self._full.nats[0]
         bound = bound_rises(excess, self._full.tokens, confirmed_on=self._confirmed_on, lower=self._optimistic)
         return float(bound)

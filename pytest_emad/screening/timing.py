@@ -6,7 +6,6 @@ after the other. EMAD-X3 and EMAD-X4 judge the result on more requests and again
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +23,12 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import BATCH_ROWS
 from emad_ref.models.generation import Generate
 from emad_ref.models.loading import LoadedModel
+from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.record import Floats
+from emad_ref.record import Floats, Record
 from emad_ref.signals import log_probabilities
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, CallTime, time_call, time_pairs, timing_setup
 from pytest_emad.screening.exit_families import TUNED_LENS
 from pytest_emad.screening.selection import SelectedPoint, SelectionRow
 from pytest_emad.screening.settings import ScreeningSettings
@@ -86,12 +86,12 @@ def time_candidates(
     """
     pairs = timed_pair_count(settings) if pairs is None else pairs
     new = min(NEW_TOKENS, model.stepper.max_positions // 2)
-    batches = list(islice(_prompt_batches(text, model.stepper.max_positions - new, rows), 1 + pairs))
+    batches = list(islice(_prompt_batches(text, model.stepper.max_positions - new, rows), WARM_UP + pairs))
     if not batches or not candidates:
         return []
 
-    def request(decoder: WalkedDecoder, pair: int) -> None:
-        decoder.generate(batches[pair % len(batches)], new)
+    def request(decoder: WalkedDecoder, pair: int) -> Record:
+        return decoder.generate(batches[pair % len(batches)], new)
 
     full = WalkedDecoder(model.stepper, full_depth(model.stepper.layers), max_rows=rows)
     timed = time_pairs(
@@ -165,9 +165,10 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     batch = [windows[at % len(windows)] for at in range(max(1, MEASURED_TOKENS // len(windows[0].tokens)))]
     tokens = sum(each.n_decided for each in batch)
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers), max_rows=BATCH_ROWS)
-    seconds = partial(_seconds, synchronize=decoder.synchronize)
-    forward, states = seconds(lambda: [*iterate_states_after(stepper, batch)][-1])
-    rows = states[: next(iterate_head_slices(stepper, tokens)).stop]
+    timed = partial(_second_call, synchronize=decoder.synchronize)
+    with all_threads_for_batches(text.n_tokens):  # as lens and traces read it
+        forward = timed(lambda: [*iterate_states_after(stepper, batch)][-1])
+    rows = forward.result[: next(iterate_head_slices(stepper, tokens)).stop]
     target = torch.zeros(len(rows), dtype=torch.int64, device=stepper.device)
 
     def read() -> None:
@@ -177,19 +178,16 @@ def measure_unit_costs(model: LoadedModel, text: ScreeningText) -> UnitCosts:
     def decode(count: int) -> None:
         decoder.generate([Prompt(windows[0].tokens[:2])] * count, MEASURED_STEPS)
 
-    head, _ = seconds(read)
-    step, batch_step = (seconds(partial(decode, count))[0] / MEASURED_STEPS for count in (1, BATCH_ROWS))
-    return UnitCosts(forward / tokens, head / len(rows), step, batch_step)
+    with all_threads_for_batches(text.n_tokens):
+        head = timed(read)
+    step, batch_step = (timed(partial(decode, count)).seconds / MEASURED_STEPS for count in (1, BATCH_ROWS))
+    return UnitCosts(forward.seconds / tokens, head.seconds / len(rows), step, batch_step)
 
 
-def _seconds(run: Callable[[], T], synchronize: Callable[[], None]) -> tuple[float, T]:
-    with torch.inference_mode():
+def _second_call(run: Callable[[], T], synchronize: Callable[[], None]) -> CallTime[T]:
+    with torch.inference_mode(), timing_setup():
         run()
-        synchronize()
-        began = time.perf_counter()
-        result = run()
-        synchronize()
-        return time.perf_counter() - began, result
+        return time_call(run, synchronize)
 
 
 def predict_phase_seconds(
@@ -225,7 +223,7 @@ def predict_fit_seconds(plan: LensPlan, tokens: int, vocabulary: int, costs: Uni
 
 def predict_candidate_timing_seconds(settings: ScreeningSettings, costs: UnitCosts) -> float:
     """Predicted seconds of timing one candidate."""
-    return (1 + timed_pair_count(settings)) * NEW_TOKENS * costs.step
+    return (WARM_UP + timed_pair_count(settings)) * NEW_TOKENS * costs.step
 
 
 def format_predicted_duration(predicted: Mapping[str, float]) -> str:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special, stats
 
+from emad_ref.absent import Absent
 from emad_ref.record import Floats
 
 POWER = 0.8  # of a forecast: the share of fresh samples that should decide
@@ -63,8 +64,8 @@ class Estimate:
     ``p_above``        p-value of "the effect is at most the threshold": small means shown to be above.
     ``p_below``        p-value of "the effect is at least the threshold": small means shown to be below.
     ``noun``           what ``n`` counts: documents, items, pairs.
-    ``unsteady``       of times: reason why the machine counts as unsteady (``measure_steadiness``), shown if the
-                       verdict stays open; "" if steady, or without times.
+    ``unsteady``       of times: why the machine counts as unsteady (``measure_steadiness``), shown if the verdict
+                       stays open; None if steady, or without times.
     ``distance``       input of ``needed_sample_size``; None: it uses the p-values.
     ``note``           a remark on the value or its units for readers of any verdict; "" none.
     """
@@ -78,7 +79,7 @@ class Estimate:
     unit: str
     method: str
     noun: str
-    unsteady: str = ""
+    unsteady: Absent | None = None
     distance: ThresholdDistance | None = None
     note: str = ""
 

@@ -31,6 +31,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
 from pytest_emad.statistics.estimate import (
@@ -117,7 +118,7 @@ class LegTest:
 
     ``needed``      level → approximate number of ``noun`` that would decide it in four of five samples.
     ``needed_range``  level → the same at the ends of the estimate's interval; None: not known.
-    ``unsteady``    of times: reason why the machine counts as unsteady, which more pairs do not mend; "" otherwise.
+    ``unsteady``    of times: why the machine counts as unsteady, which more pairs do not mend; None otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 without such a minimum.
     ``falling``     whether the value is on the bad side; None: the smaller p-value decides.
     ``worst``       assumed loss of an unseen document in nats per token; 0: none.
@@ -132,7 +133,7 @@ class LegTest:
     noun: str
     needed: Callable[[float], int | None]
     to_survive: int = 0
-    unsteady: str = ""
+    unsteady: Absent | None = None
     falling: bool | None = None
     worst: float = 0.0
     slack: float = 0.0
@@ -261,7 +262,7 @@ def _open_leg(test: LegTest, family: int) -> Leg:
     falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling
     alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
     if test.unsteady:
-        remedy = f"{test.unsteady}; time it where nothing else runs"
+        remedy = f"{test.unsteady.reason}; time it where nothing else runs"
         return replace(leg, reason=_join_reasons(leg.reason, alone, remedy), remedy=remedy)
     level = LEVEL / family if falling else LEVEL
     number = test.needed(level)

@@ -45,6 +45,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special, stats
 
+from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from pytest_emad.statistics.estimate import (
@@ -90,8 +91,8 @@ class MachineSteadiness:
         return max(1, min(self.pairs, round(self.pairs * share)))
 
     @property
-    def unsteady_reason(self) -> str:
-        """Reason why the machine counts as unsteady; "" if it was steady."""
+    def absent_steadiness(self) -> Absent | None:
+        """Why the machine counts as unsteady; None if it was steady."""
         reasons = []
         if self.lag_one * math.sqrt(self.pairs) > LAG:
             reasons.append(
@@ -102,7 +103,7 @@ class MachineSteadiness:
             reasons.append("the ratio of the arms drifts over the run")
         if self.shared > (SHARED_FROM + SHARED_FULL) / 2:
             reasons.append("the machine's speed drifts over the run")
-        return f"unsteady machine: {', and '.join(reasons)}" if reasons else ""
+        return Absent(f"unsteady machine: {', and '.join(reasons)}") if reasons else None
 
 
 def measure_steadiness(a: Floats, b: Floats) -> MachineSteadiness:
@@ -250,7 +251,7 @@ def estimate_speedup_per_request(
         max(positive_mean_pvalue(sign * (look - away), noise.variance_inflation) for look in looks) for sign in (1, -1)
     )  # fmt: skip
     method = "paired t on log ratios, of pairs and of blocks of time"
-    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=noise.unsteady_reason)
+    return Estimate(ratio, low, high, n, above, below, unit, method, ByPair.noun, unsteady=noise.absent_steadiness)
 
 
 def estimate_total_speedup(
@@ -308,7 +309,7 @@ def estimate_total_speedup(
         unit,
         f"t on a − θ·b over pairs, blocks of time{processes}, the least sure of them (Fieller)",
         ByPair.noun,
-        unsteady=noise.unsteady_reason,
+        unsteady=noise.absent_steadiness,
         note=struck.describe_treatment(every),
     )
 

@@ -36,7 +36,6 @@ from emad_ref.absent import Absent
 from emad_ref.calibration.confidence_columns import ConfidenceColumnsKey
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
-from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint, ScheduleName
 from emad_ref.record import Floats
@@ -78,15 +77,7 @@ def no_exit_saturation_operating_point(
 def restrict_trace_gate_to_probes(
     trace: Trace, gate: EntropyEstimator, fitted: Sequence[int], probes: Sequence[int]
 ) -> tuple[Trace, EntropyEstimator]:
-    """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings.
-
-    Raises:
-        BadArgument: probes that it was not fitted at; a trace that does not record it.
-    """
-    missing = [probe for probe in probes if probe not in fitted]
-    if missing or gate not in trace.estimates:
-        at = ", ".join(map(str, fitted))
-        raise BadArgument("probes", missing or list(probes), f"layers of the gate ({at}) in a trace that records it")
+    """The gate restricted to ``probes``, a subset of its ``fitted`` layers, and the trace with its readings."""
     selected = replace(gate, weights=tuple(gate.weights[list(fitted).index(probe)] for probe in probes))
     trace_of_gate = replace(
         trace,

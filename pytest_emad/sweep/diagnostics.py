@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import ConfidenceParameters, EntropyEstimator, OperatingPoint
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
@@ -97,9 +96,9 @@ def replay_monotone_and_free_depths(trace: Trace, point: OperatingPoint) -> tupl
     return bound, free
 
 
-def median_tokens_until_depth_collapse(trace: Trace, point: OperatingPoint) -> float:
-    """Median over sequences of decided tokens before depth is at the first probe; inf if most never are."""
-    return float(np.median(tokens_before_depth_by_sequence(trace, replay_depths(trace, point), point.probes[0])))
+def median_tokens_until_depth_collapse(trace: Trace, depth: Ints, first_probe: int) -> float:
+    """Median over sequences of tokens before ``depth`` [tokens] is at the first probe; inf if most never are."""
+    return float(np.median(tokens_before_depth_by_sequence(trace, depth, first_probe)))
 
 
 NO_RECALL: Mapping[EntropyEstimator, Sequence[float]] = {}
@@ -137,16 +136,11 @@ def compare_estimator(
 ) -> EstimatorAgreement:
     """Compare uncorrected estimates ``raw`` [tokens] with entropies ``full`` [tokens], both in nats.
 
-    ``line``: (slope, intercept) of the correction at this probe. ``thresholds``: τ in nats.
-
-    Raises:
-        BadArgument: lengths that differ, no tokens, or values that are not finite numbers.
+    ``line``: (slope, intercept) of the correction at this probe. ``thresholds``: τ in nats. Every value is finite.
     """
     raw, full = np.asarray(raw, dtype=np.float64), np.asarray(full, dtype=np.float64)
-    if raw.ndim != 1 or raw.shape != full.shape or len(raw) == 0:
-        raise BadArgument("raw, full", (raw.shape, full.shape), "one estimate and one entropy per token")
-    if not (np.isfinite(raw).all() and np.isfinite(full).all()):
-        raise BadArgument("raw, full", "NaN or infinite entries", "finite entropies", "leave out what was not read")
+    assert np.isfinite(raw).all(), "a trace is read at the probes"
+    assert np.isfinite(full).all(), "a trace is read at the probes"
     slope, intercept = line or (1.0, 0.0)
     estimate = slope * raw + intercept
     constant = np.ptp(raw) == 0 or np.ptp(full) == 0
@@ -177,19 +171,9 @@ def compare_estimators(
         raw: uncorrected estimates [tokens, probes] by estimator; its own corrections are applied here.
         thresholds: per probe the τ to compare decisions at, in nats; none by default.
         recall: recall@K per probe, by estimator, if measured.
-
-    Raises:
-        BadArgument: as ``agreement``; columns, thresholds or corrections that do not belong to the probes.
     """
-    for name, table in (("full", full), *((estimator.name, table) for estimator, table in raw.items())):
-        if np.ndim(table) != 2 or np.shape(table)[1] != len(probes):
-            raise BadArgument(name, np.shape(table), f"[tokens, {len(probes)}], one column per probe")
-    if thresholds and len(thresholds) != len(probes):
-        raise BadArgument("thresholds", thresholds, f"one list per probe ({len(probes)})")
     rows = []
     for estimator, table in raw.items():
-        if estimator.correction and len(estimator.correction) != len(probes):
-            raise BadArgument("estimator.correction", estimator.correction, f"one line per probe ({len(probes)})")
         for i, probe in enumerate(probes):
             rows.append(
                 compare_estimator(
@@ -225,13 +209,8 @@ def final_token_ranks(logits: Floats) -> Ints:
     """int64 [tokens, L] rank, from 1, of the last layer's best token after each layer; ``logits`` [tokens, L, V].
 
     The rank counts the tokens with strictly larger logits, so ties get the best rank among them.
-
-    Raises:
-        BadArgument: no [tokens, L, V], or one that is empty.
     """
     array = np.asarray(logits)
-    if array.ndim != 3 or not array.size:
-        raise BadArgument("logits", array.shape, "[tokens, L, V], at least one of each")
     final = array[:, -1].argmax(axis=-1)
     own = np.take_along_axis(array, np.broadcast_to(final[:, None, None], (*array.shape[:2], 1)), axis=-1)
     ranks: Ints = 1 + (array > own).sum(axis=-1)
@@ -239,47 +218,23 @@ def final_token_ranks(logits: Floats) -> Ints:
 
 
 def quantiles_of_ranks_by_layer(ranks: Ints, quantiles: Sequence[float] = RANK_QUANTILES) -> Floats:
-    """[L, quantiles] of ranks [tokens, L]; observed ranks, without interpolation.
-
-    Raises:
-        BadArgument: ranks of another shape, or none.
-    """
-    array = np.asarray(ranks)
-    if array.ndim != 2 or not array.size:
-        raise BadArgument("ranks", array.shape, "[tokens, L], at least one of each")
-    result: Floats = np.quantile(array, quantiles, axis=0, method="inverted_cdf").T.astype(np.float64)
+    """[L, quantiles] of ranks [tokens, L]; observed ranks, without interpolation."""
+    result: Floats = np.quantile(ranks, quantiles, axis=0, method="inverted_cdf").T.astype(np.float64)
     return result
 
 
 def expected_calibration_error(confidence: NDArray[np.floating], correct: Bools, bins: int = CALIBRATION_BINS) -> float:
-    """ECE of ``confidence`` [tokens] in [0, 1] for ``correct`` bool [tokens], over ``bins`` bins of equal width.
-
-    Raises:
-        BadArgument: no tokens, other shapes, a confidence outside [0, 1] (NaN included), no bin.
-    """
+    """ECE of ``confidence`` [tokens] in [0, 1] for ``correct`` bool [tokens], over ``bins`` bins of equal width."""
     confidences, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
-    if confidences.ndim != 1 or not confidences.size or right.shape != confidences.shape or right.dtype != np.bool_:
-        raise BadArgument(
-            "confidence, correct", (confidences.shape, right.shape, right.dtype), "two columns, one of bool"
-        )
-    if not ((confidences >= 0) & (confidences <= 1)).all():
-        raise BadArgument("confidence", float(confidences.min()), "values in [0, 1]")
-    if bins < 1:
-        raise BadArgument("bins", bins, "at least 1")
+    assert ((confidences >= 0) & (confidences <= 1)).all(), "a share of a distribution"
     place = np.minimum((confidences * bins).astype(np.int64), bins - 1)
     gap = np.bincount(place, weights=right - confidences, minlength=bins)
     return float(np.abs(gap).sum() / len(confidences))
 
 
 def layer_reliability(confidence: NDArray[np.floating], correct: Bools) -> list[LayerReliability]:
-    """One row per layer, of ``confidence`` and ``correct`` [tokens, L].
-
-    Raises:
-        BadArgument: shapes that differ, and as in ``expected_calibration_error``.
-    """
+    """One row per layer, of ``confidence`` and ``correct`` [tokens, L]."""
     confidences, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct)
-    if confidences.ndim != 2 or confidences.shape != right.shape:
-        raise BadArgument("confidence, correct", (confidences.shape, right.shape), "two columns [tokens, L]")
     return [
         LayerReliability(
             layer,
@@ -317,16 +272,8 @@ def token_work_without_exit(
         geometry: of a model of ``point.layers`` layers.
         keys, source_keys: positions attended to, of its own and of a source, whose K and V exist already.
         certainty: confidence at every probe, which decides the adaptive k: 1 prunes most.
-
-    Raises:
-        BadArgument: another number of layers, keys < 1, a certainty outside 0–1, an estimator other than full.
     """
-    if point.layers != geometry.layers:
-        raise BadArgument("point.layers", point.layers, f"{geometry.layers}, the layers of the geometry")
-    if keys < 1 or source_keys < 0 or not 0 <= certainty <= 1:
-        raise BadArgument("keys, source_keys, certainty", (keys, source_keys, certainty), "≥ 1, ≥ 0 and in 0–1")
-    if point.estimator.kind != "full":
-        raise BadArgument("point.estimator", point.estimator.name, "full", "an estimate has a cost of its own")
+    assert point.layers == geometry.layers, "a point of this model"
     work, confidence = Work.none(point.layers), point.confidence
     work.tokens[: point.ceiling] = 1
     work.context[: point.ceiling] = keys
@@ -346,24 +293,10 @@ def token_work_without_exit(
 
 
 def published_efficiency_gain(layers: int, vocabulary: int, minimum: int, k: int) -> float:
-    """V·L / (k·(L − j) + V·j): the paper's efficiency formula, j ``minimum``.
-
-    Raises:
-        BadArgument: not 1 ≤ j < L, or not 1 ≤ k ≤ V.
-    """
-    if not 1 <= minimum < layers:
-        raise BadArgument("minimum", minimum, f"a layer in 1–{layers - 1}")
-    if not 1 <= k <= vocabulary:
-        raise BadArgument("k", k, f"tokens in 1–{vocabulary}")
+    """V·L / (k·(L − j) + V·j): the paper's efficiency formula, j ``minimum`` with 1 ≤ j < L."""
     return vocabulary * layers / (k * (layers - minimum) + vocabulary * minimum)
 
 
 def efficiency_gain_bound(layers: int, minimum: int) -> float:
-    """L / j, which the paper's formula approaches as k goes to 0.
-
-    Raises:
-        BadArgument: not 1 ≤ j < L.
-    """
-    if not 1 <= minimum < layers:
-        raise BadArgument("minimum", minimum, f"a layer in 1–{layers - 1}")
+    """L / j, which the paper's formula approaches as k goes to 0."""
     return layers / minimum

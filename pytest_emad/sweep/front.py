@@ -201,14 +201,8 @@ def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
 
     >>> switching_thresholds(np.array([0.1, 0.2, 0.4, 0.9]), 1)
     [0.30000000000000004]
-
-    Raises:
-        BadArgument: no or not finite values, a count below 1.
     """
-    if count < 1:
-        raise BadArgument("count", count, "at least one threshold")
-    if len(rolling_bits) == 0 or not np.isfinite(rolling_bits).all():
-        raise BadArgument("rolling_bits", f"{len(rolling_bits)} values", "at least one, all finite")
+    assert np.isfinite(rolling_bits).all(), "entropies of answered items"
     values = np.unique(rolling_bits)
     middles = (values[:-1] + values[1:]) / 2
     if not len(middles):
@@ -220,13 +214,7 @@ def switching_thresholds(rolling_bits: Floats, count: int) -> list[float]:
 
 
 def routing_front_indices(tried: Sequence[RoutingShareAndScore]) -> list[int]:
-    """Indices of the upper hull of (share, score), by falling share: the best mixtures of the rules.
-
-    Raises:
-        BadArgument: no run.
-    """
-    if not tried:
-        raise BadArgument("tried", tried, "at least one routing")
+    """Indices of the upper hull of (share, score), by falling share: the best mixtures of the rules."""
     hull: list[int] = []
     # among rules with one share the best comes first, and the others are below it
     for index in sorted(range(len(tried)), key=lambda i: (-tried[i].large_share, -tried[i].score)):

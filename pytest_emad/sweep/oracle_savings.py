@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import EXACT_FREE, EntropyEstimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
@@ -38,7 +37,6 @@ from emad_ref.replay.replay import (
     compute_decode_flops_by_sequence,
     iterate_point_replays,
     replay,
-    sum_by_sequence,
 )
 
 RISE_LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are reported
@@ -151,18 +149,13 @@ def _losses_with_fill_cost(trace: Trace, geometry: Geometry, replays: Iterable[R
 
 
 def sequence_flops_with_fill_cost(trace: Trace, replayed: ReplayResult, geometry: Geometry) -> Floats:
-    """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit.
-
-    Raises:
-        BadArgument: a schedule that is neither free nor monotone.
-    """
+    """[sequences] FLOPs of decode steps; free depth is charged one K/V fill for every layer above an exit."""
     point = replayed.point
     if point.schedule == "monotone":
         return compute_decode_flops_by_sequence(trace, replayed, geometry)
-    if point.schedule not in EXACT_FREE:
-        raise BadArgument("point.schedule", point.schedule, "monotone, free_eager or free_deferred")
+    assert point.schedule in EXACT_FREE, "other schedules are not charged so"
     walked = replace(replayed, point=replace(point, schedule="monotone"))  # blocks up to its own depth only
-    fills = sum_by_sequence(trace, point.ceiling - replayed.depth)
+    fills = trace.token_positions.sum_by_sequence(point.ceiling - replayed.depth)
     return compute_decode_flops_by_sequence(trace, walked, geometry) + fills * geometry.kv_fill_flops()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.record import Bools, Ints
-from emad_ref.replay.replay import sum_by_sequence, top1_tokens_at_depth
+from emad_ref.replay.replay import top1_tokens_at_depth
 from pytest_emad.tasks.scoring import EncodedTaskItem
 
 SHOWN = 10  # lost items of a task and a point that a report shows
@@ -50,7 +50,7 @@ def answers_from_trace(items: Sequence[EncodedTaskItem], trace: Trace, depth: In
     Of a choice: the likeliest option. Of an exact answer: its tokens up to the first that the point does not emit, then
     the token that it emits instead. Programs have no replayed answer, and no item of one may be asked for.
     """
-    likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    likelihood = -trace.token_positions.sum_by_sequence(trace.nll_nats[np.arange(len(trace)), depth - 1])
     emitted = top1_tokens_at_depth(trace, depth)
     answers, sequence = [], 0
     for item in items:

@@ -24,7 +24,7 @@ from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.record import Ints
-from emad_ref.replay.replay import replay, sum_by_sequence, top1_tokens_at_depth
+from emad_ref.replay.replay import replay, top1_tokens_at_depth
 from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import SIGNALS, require_finite
 
@@ -69,8 +69,8 @@ def score_by_replay(stepper: Stepper, point: OperatingPoint, batch: Sequence[For
     """Answers of every input's continuations, in order, from one forward."""
     trace = trace_required_layers(stepper, point, batch)
     at = replay(trace, point)
-    likelihood = -sum_by_sequence(trace, at.nll_nats)
-    hits = sum_by_sequence(trace, top1_tokens_at_depth(trace, at.depth) == trace.target)
+    likelihood = -trace.token_positions.sum_by_sequence(at.nll_nats)
+    hits = trace.token_positions.sum_by_sequence(top1_tokens_at_depth(trace, at.depth) == trace.target)
     return list(zip(likelihood.tolist(), (hits == trace.n_decided_by_sequence).tolist(), strict=True))
 
 

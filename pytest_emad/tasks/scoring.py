@@ -30,7 +30,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.prefix_tree import TextGenerationRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.replay.replay import sum_by_sequence, top1_tokens_at_depth
+from emad_ref.replay.replay import top1_tokens_at_depth
 from emad_ref.text.corpora import LazyDocumentTokens
 from emad_ref.text.documents import TaskExample
 from pytest_emad.tasks.datasets import TaskDataUnavailable
@@ -260,11 +260,12 @@ def mark_correct_items_from_trace(items: Sequence[EncodedTaskItem], trace: Trace
         raise BadArgument(
             "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
         )
-    likelihood = -sum_by_sequence(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    likelihood = -trace.token_positions.sum_by_sequence(trace.nll_nats[np.arange(len(trace)), depth - 1])
     return mark_correct_items_from_scores(
         items,
         likelihood,
-        sum_by_sequence(trace, top1_tokens_at_depth(trace, depth) == trace.target) == trace.n_decided_by_sequence,
+        trace.token_positions.sum_by_sequence(top1_tokens_at_depth(trace, depth) == trace.target)
+        == trace.n_decided_by_sequence,
     )
 
 

@@ -25,7 +25,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import ThresholdBinSpec
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, time_pairs
 from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
 from pytest_emad.statistics.speedup import estimate_speedup_per_request
 from pytest_emad.statistics.units import ByPair
@@ -61,7 +61,7 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
     model = model_of(name)
     stepper = CausalStepper(model)
     probes = default_probes(stepper.layers)
-    rows = np.random.default_rng(0).integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
+    rows = np.random.default_rng(0).integers(1, stepper.vocabulary_size, (WARM_UP + pairs, windows, length))
 
     @torch.inference_mode()
     def plain(pair):
@@ -88,7 +88,7 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
     model = model_of(name)
     stepper, plan = CausalStepper(model), ThresholdBinSpec()
     rng = np.random.default_rng(0)
-    rows = rng.integers(1, stepper.vocabulary_size, (pairs + 1, windows, length))
+    rows = rng.integers(1, stepper.vocabulary_size, (WARM_UP + pairs, windows, length))
     total, layers = [EntropyStatistics.empty(plan.bin_count, stepper.layers)], range(1, stepper.layers + 1)
 
     @torch.inference_mode()

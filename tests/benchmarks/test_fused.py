@@ -17,7 +17,7 @@ from emad_ref.models.fast.weight_layout import lay_out_weights
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, time_pairs
 from pytest_emad.statistics.speedup import estimate_speedup_per_request
 from pytest_emad.statistics.units import ByPair
 
@@ -89,7 +89,7 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     lay_out_weights(model)  # as after loading
     fast, walked, layers = CausalStepper(model), CausalStepper(model, backend="walked"), config.num_hidden_layers
     rng = np.random.default_rng(0)
-    prompts = rng.integers(1, config.vocab_size, (pairs + 2, prompt))
+    prompts = rng.integers(1, config.vocab_size, (WARM_UP + pairs, prompt))
     decoders = {
         "full": WalkedDecoder(fast, full_depth(layers)),
         "modules": WalkedDecoder(walked, full_depth(layers)),
@@ -109,7 +109,7 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
         return run
 
     arms = {key: arm(decoder) for key, decoder in decoders.items()} | {"generate": generate}
-    seconds = time_pairs(arms, pairs, rng, warm_up=2).seconds
+    seconds = time_pairs(arms, pairs, rng).seconds
     for rival, wanted in (("generate", least), ("modules", 1.0)):
         ratio = estimate_speedup_per_request(ByPair(seconds[rival]), ByPair(seconds["full"]), threshold=wanted)
         print(f"{name}: {rival} / full depth = {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")

@@ -18,7 +18,7 @@ import emad_ref
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, time_pairs
 from pytest_emad.statistics.speedup import estimate_speedup_per_request
 from pytest_emad.statistics.units import ByPair
 
@@ -59,7 +59,7 @@ def points(stepper):
 
 def timed(stepper, points, pairs, new):
     """Return, and print, each estimator's decoding time over that without probes, with its interval."""
-    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary_size, pairs + 1)
+    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary_size, WARM_UP + pairs)
 
     def arm(decoder):
         def run(pair):

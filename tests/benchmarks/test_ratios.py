@@ -24,7 +24,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.replay.losses import replay_losses
 from emad_ref.replay.replay import iterate_point_replays
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import WARM_UP, OwnSeconds, time_pairs
 from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
 from pytest_emad.statistics.speedup import estimate_speedup_per_request
 from pytest_emad.statistics.units import ByPair
@@ -63,10 +63,10 @@ def samples(loaded):
     rng, prompts = drawn(loaded)
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers))
     arms = {
-        "full": lambda pair: void(decoder.generate([Prompt(prompts[pair])], new, frozenset())),
+        "full": lambda pair: decoder.generate([Prompt(prompts[pair])], new, frozenset()),
         "generate": lambda pair: generate(model, torch.from_numpy(prompts[pair])[None], new),
     }
-    return time_pairs(arms, pairs, rng, warm_up=2).seconds
+    return time_pairs(arms, pairs, rng).seconds
 
 
 @pytest.fixture(scope="module", params=["cold", "as they come"])
@@ -97,22 +97,18 @@ def shared(request, loaded):
         def run(pair):
             spent[0], began = 0.0, time.perf_counter()
             decoder.generate([Prompt(prompts[pair])], new, frozenset())
-            return time.perf_counter() - began - spent[0]
+            return OwnSeconds(time.perf_counter() - began - spent[0])
 
         return run
 
     arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
-    return request.param, time_pairs(arms, pairs, rng, warm_up=2).seconds
+    return request.param, time_pairs(arms, pairs, rng).seconds
 
 
 def drawn(loaded):
     pairs, prompt, _, _ = SHAPES[loaded.name]
     rng = np.random.default_rng(0)
-    return rng, rng.integers(1, loaded.stepper.vocabulary_size, (pairs + 2, prompt))
-
-
-def void(_):
-    """Wrap an arm to return nothing: ``time_pairs`` takes a returned number as the measurement."""
+    return rng, rng.integers(1, loaded.stepper.vocabulary_size, (WARM_UP + pairs, prompt))
 
 
 def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
@@ -183,8 +179,8 @@ def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark, name):
     for part in range(4):  # interleaved, because a machine's load changes within minutes
         plain += seconds_of(lambda part=part: forward(rows[part * quarter : (part + 1) * quarter]))
         for _ in range(SWEPT_POINTS // 4):
-            replayed.append(seconds_of(lambda: void(next(replays))))
-        tabled += seconds_of(lambda part=part: void(replay_losses(trace, stepper.geometry, points[part::4])))
+            replayed.append(seconds_of(lambda: next(replays)))
+        tabled += seconds_of(lambda part=part: replay_losses(trace, stepper.geometry, points[part::4]))
     shares = {
         "replay / pass": sum(replayed) / plain,
         "loss table / pass": tabled / plain,

@@ -27,7 +27,7 @@ from emad_ref.calibration.windows import TokenSequence, iterate_batches
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import ModelSpec, load_cached
 from emad_ref.workers.dispatch import open_workers
-from pytest_emad.benchmark.clock import time_pairs
+from pytest_emad.benchmark.clock import OwnSeconds, time_pairs
 from pytest_emad.run.suite_support import CLOCK, record_benchmark_samples
 from pytest_emad.statistics.speedup import estimate_speedup_per_request
 from pytest_emad.statistics.units import ByPair
@@ -83,7 +83,7 @@ def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, row
             with open_workers(address) as crew:
                 began = time.perf_counter()
                 profiles[name] = calibrated(loaded, plan, rows, crew).to_json()
-                return time.perf_counter() - began
+                return OwnSeconds(time.perf_counter() - began)
 
         return run
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from pytest_emad.benchmark.clock import iterate_active_tracers, time_pairs
+from pytest_emad.benchmark.clock import OwnSeconds, iterate_active_tracers, time_pairs
 
 
 def measure():
-    return time_pairs({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0))
+    return time_pairs({"a": lambda index: OwnSeconds(1), "b": lambda index: OwnSeconds(1)}, 1, np.random.default_rng(0))
 
 
 def trace(frame, event, argument):
@@ -96,6 +96,11 @@ def test_a_simulated_clock_may_be_traced():
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        time_pairs({"a": lambda index: 1.0, "b": lambda index: 1.0}, 1, np.random.default_rng(0), clock=lambda: 0.0)
+        time_pairs(
+            {"a": lambda index: OwnSeconds(1), "b": lambda index: OwnSeconds(1)},
+            1,
+            np.random.default_rng(0),
+            clock=lambda: 0.0,
+        )
     finally:
         sys.settrace(before)

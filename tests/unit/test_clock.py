@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from pytest_emad.benchmark.clock import minimum_detectable_speedup, time_pairs
+from pytest_emad.benchmark.clock import OwnSeconds, minimum_detectable_speedup, time_pairs
 
 
 class Clock:
@@ -20,10 +22,11 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def arm(self, name: str, seconds: float):
-        def work(index: int) -> None:
+    def arm(self, name: str, seconds: float, result: float | None = None):
+        def work(index: int) -> float | None:
             self.log.append((name, index))
             self.now += seconds * (index + 1)
+            return result
 
         return work
 
@@ -60,9 +63,14 @@ def test_first_names_the_arm_that_really_ran_first():
 
 def test_an_arm_may_bring_its_own_seconds():
     clock = Clock()
-    arms = {"device": lambda index: 0.25, "host": clock.arm("host", 1.0)}
-    timings = time_pairs(arms, 3, np.random.default_rng(0), clock=clock)
+    arms = {
+        "device": lambda index: OwnSeconds(0.25),
+        "number": clock.arm("number", 0.5, 7.0),
+        "host": clock.arm("host", 1.0),
+    }
+    timings = time_pairs(arms, 3, np.random.default_rng(0), warm_up=1, clock=clock)
     assert timings.seconds["device"].tolist() == [0.25] * 3
+    assert timings.seconds["number"].tolist() == [1.0, 1.5, 2.0], "a result that happens to be a number is no time"
     assert timings.seconds["host"].tolist() == [2.0, 3.0, 4.0]
 
 
@@ -78,6 +86,40 @@ def test_the_device_is_waited_for_before_start_and_before_stop():
     timings = time_pairs(arms, 4, np.random.default_rng(0), warm_up=0, clock=clock, synchronize=synchronize)
     assert timings.seconds["a"].tolist() == [2.0] * 4
     assert timings.seconds["b"].tolist() == [5.0] * 4
+
+
+class Cycle:
+    """Garbage that only the collector frees."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_collected_between_pairs_and_never_while_an_arm_runs(enabled):
+    alive, running, collected = [], [False], []
+
+    def arm(index: int) -> None:
+        running[0] = True
+        assert not gc.isenabled()
+        assert all(each() is None for pair, each in alive if pair < index), "left over from an earlier pair"
+        alive.append((index, weakref.ref(Cycle())))
+        running[0] = False
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        collected.append(running[0])
+
+    before = gc.isenabled()
+    gc.enable() if enabled else gc.disable()
+    gc.callbacks.append(watch)
+    try:
+        time_pairs({"a": arm, "b": arm}, 3, np.random.default_rng(0))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.callbacks.remove(watch)
+        gc.enable() if before else gc.disable()
+    assert collected, "the collector runs between pairs"
+    assert not any(collected)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +139,7 @@ def test_one_arm_is_no_comparison():
 @pytest.mark.parametrize("own", [0.0, -1.0, math.nan])
 def test_a_time_that_is_none_is_refused(own):
     with pytest.raises(BadArgument, match="seconds of b"):
-        time_pairs({"a": lambda index: 1.0, "b": lambda index: own}, 1, np.random.default_rng(0))
+        time_pairs({"a": lambda index: OwnSeconds(1), "b": lambda index: OwnSeconds(own)}, 1, np.random.default_rng(0))
 
 
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():

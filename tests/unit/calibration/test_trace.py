@@ -33,7 +33,7 @@ from emad_ref.exit_rules import early_exit_point, fixed_entropy_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import EntropyEstimator, OperatingPoint, full_depth, truncated
 from emad_ref.probes.tuned_lens import get_attached_lens
-from emad_ref.replay.replay import replay, sum_by_sequence
+from emad_ref.replay.replay import replay
 from emad_ref.signals import LAYERWISE, NotFinite
 from tests.random_lenses import attached
 from tests.small_models import LAYERS, VOCABULARY, small_model
@@ -156,7 +156,7 @@ def test_every_layer_is_read_at_a_sample_of_positions(stepper, monkeypatch):
         assert np.allclose(getattr(sample, name), getattr(whole, name)[sampled], atol=ROUNDING), name
     assert np.allclose(sample.entropy_nats, whole.entropy_nats[sampled], atol=ROUNDING)
     assert sample.n_decided_by_sequence.tolist() == np.bincount(document[sampled], minlength=3).tolist()
-    sums = sum_by_sequence(sample, sample.entropy_nats[:, 2])
+    sums = sample.token_positions.sum_by_sequence(sample.entropy_nats[:, 2])
     by_hand = [whole.entropy_nats[sampled & (document == number), 2].sum() for number in range(3)]
     assert np.allclose(sums, by_hand)
     assert sums[2] == 0

@@ -16,7 +16,6 @@ from emad_ref.calibration.trace import take_trace
 from emad_ref.exit_rules import default_probes, fixed_entropy_point
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import full_depth
-from emad_ref.replay.replay import sum_by_sequence
 from emad_ref.text import world
 from pytest_emad.measurements import task_scores
 from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -89,7 +88,10 @@ def test_answers_and_likelihoods_are_those_of_a_plain_forward(nano: LoadedModel,
     depth = point.ceiling if point is FULL else 1
     expected, items = reference(nano, run, depth), run.task_scores._own[CONTINUATION_CHOICE]
     trace = take_trace(nano.stepper, to_token_sequences(items))
-    ours = -sum_by_sequence(trace, trace.nll_nats[:, depth - 1]).reshape(expected.shape) / CONTINUATION_TOKENS
+    ours = (
+        -trace.token_positions.sum_by_sequence(trace.nll_nats[:, depth - 1]).reshape(expected.shape)
+        / CONTINUATION_TOKENS
+    )
     np.testing.assert_allclose(ours, expected, atol=2e-4)  # float32 states against float64, 24 terms averaged
     answers = [item.example.answer_index for item in items]
     right = run.task_scores.correctness_by_item(CONTINUATION_CHOICE, point)

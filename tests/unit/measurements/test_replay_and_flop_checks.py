@@ -14,6 +14,7 @@ from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.protocol import Unsupported
+from pytest_emad.benchmark.clock import WARM_UP, OwnSeconds
 from pytest_emad.claims.base import ClaimContext, make_context_with_flop_evidence
 from pytest_emad.measurements import replay_and_flop_checks as module
 from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -65,7 +66,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
     """Make tokens at a depth take ``seconds(depth)``, ± 2 %, without feeding."""
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        module, "time_fed_tokens", lambda decoder, tokens, depth: seconds(depth) * (1 + 0.02 * rng.random())
+        module, "time_fed_tokens", lambda decoder, tokens, depth: OwnSeconds(seconds(depth) * (1 + 0.02 * rng.random()))
     )
 
 
@@ -165,7 +166,7 @@ def test_sessions_are_really_fed_at_both_depths(nano, elsewhere):
             return session, step
 
     assert of(nano, Logged).timing_finding.n == PAIRS
-    assert {depth: fed.count(depth) for depth in set(fed)} == {1: 8 * (PAIRS + 1), 4: 8 * (PAIRS + 1)}
+    assert {depth: fed.count(depth) for depth in set(fed)} == {1: 8 * (WARM_UP + PAIRS), 4: 8 * (WARM_UP + PAIRS)}
 
 
 def test_who_declines_the_points_that_would_be_watched_is_timed(nano, elsewhere, monkeypatch):

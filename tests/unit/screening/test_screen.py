@@ -23,6 +23,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.replay.grids import ThresholdSweep
 from emad_ref.replay.losses import bound_rises, replay_losses
 from pytest_emad import cli
+from pytest_emad.benchmark.clock import WARM_UP
 from pytest_emad.screening import drafts, result, selection, traces
 from pytest_emad.screening import screen as screen_module
 from pytest_emad.screening.drafts import predict_drafting_seconds
@@ -101,7 +102,7 @@ def test_a_prediction_follows_from_unit_costs_and_amounts(nano):
     shown = texts.choose.n_tokens + texts.evaluate.n_tokens
     profile = sum(window.n_decided for window in texts.calibrate.windows[: few.n_profile_windows])
     assert base["traces"] == pytest.approx((shown * (1 + 0.1 + 0.6) + profile * (1 + 0.1 + 0.3)) * 1e-3)
-    assert base["timing"] == pytest.approx(4 * (1 + 3) * 64 * 1e-2)
+    assert base["timing"] == pytest.approx(4 * (WARM_UP + 3) * 64 * 1e-2)
     twice = predict_phase_seconds(nano, texts, few, UnitCosts(2e-3, 2e-4, 2e-2, 2e-1))
     assert all(twice[phase] == pytest.approx(2 * base[phase]) for phase in base)
     parts = UnitCosts(1e-3, 1e-4, 0, 0), UnitCosts(0, 0, 1e-2, 1e-1)

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
+from emad_ref.replay.replay import replay_depths
 from emad_ref.signals import ENTROPY
 from pytest_emad.sweep.diagnostics import (
     depth_by_position_doubling,
@@ -118,11 +119,15 @@ def test_doublings_that_hold_no_token_are_left_out(falling):
 
 
 def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):
-    assert median_tokens_until_depth_collapse(falling, POINT) == 1.0
+    def collapse(trace, point):
+        return median_tokens_until_depth_collapse(trace, replay_depths(trace, point), point.probes[0])
+
+    assert collapse(falling, POINT) == 1.0
     three = trace_of([[1.0] * 4, [0.1] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4, [0.1] * 4], np.zeros((6, 4)), [0] * 6, [6])
-    assert median_tokens_until_depth_collapse(three, POINT) == 1.0
-    assert median_tokens_until_depth_collapse(three, replace(POINT, probes=(2, 3))) == 1.0
+    assert collapse(three, POINT) == 1.0
+    assert collapse(three, replace(POINT, probes=(2, 3))) == 1.0
 
 
 def test_collapse_is_infinite_where_most_sequences_never_get_there(falling):
-    assert median_tokens_until_depth_collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf
+    depth = replay_depths(falling, replace(POINT, thresholds=((-1.0, 0.5),)))
+    assert median_tokens_until_depth_collapse(falling, depth, POINT.probes[0]) == math.inf

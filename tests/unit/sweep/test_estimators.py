@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from emad_ref.errors import BadArgument
 from emad_ref.point import EntropyEstimator
 from pytest_emad.sweep.diagnostics import compare_estimator, compare_estimators
 
@@ -66,29 +65,3 @@ def test_a_table_has_one_row_per_estimator_and_probe():
     assert [row.recall for row in rows] == [0.9, 0.8, None, None]
     assert [row.rmse_nats for row in rows] == pytest.approx([0] * 4)
     assert [list(row.changed) for row in rows] == [[0.5], [1.0, 3.0]] * 2
-
-
-@pytest.mark.parametrize(
-    ("raw", "full", "message"),
-    [
-        (FULL[:2], FULL, "one estimate and one entropy per token"),
-        (FULL[:0], FULL[:0], "one estimate and one entropy per token"),
-        (np.array([0, 1, 2, np.nan]), FULL, "finite entropies; leave out what was not read"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(raw, full, message):
-    with pytest.raises(BadArgument, match=message):
-        compare_estimator(TOP, 4, raw, full)
-
-
-@pytest.mark.parametrize(
-    ("raw", "arguments", "message"),
-    [
-        ({TOP: np.zeros((4, 1))}, {}, r"topk-8=\(4, 1\), but expected \[tokens, 2\]"),
-        ({TOP: np.zeros((4, 2))}, {"thresholds": ((1.0,),)}, r"one list per probe \(2\)"),
-        ({EntropyEstimator("topk", k=8, correction=((1.0, 0.0),)): np.zeros((4, 2))}, {}, r"one line per probe \(2\)"),
-    ],
-)
-def test_columns_that_belong_to_no_probe_are_refused(raw, arguments, message):
-    with pytest.raises(BadArgument, match=message):
-        compare_estimators((4, 8), np.zeros((4, 2)), raw, **arguments)

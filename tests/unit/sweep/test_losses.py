@@ -15,6 +15,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
 from emad_ref.replay.grids import confidence_sweep
 from emad_ref.replay.losses import depth_by_position, gross_saving, replay_losses, tokens_before_depth_by_sequence
+from emad_ref.replay.replay import replay
 from emad_ref.signals import ENTROPY
 from tests.handmade_traces import layerwise
 from tests.small_models import LAYERS, small_config
@@ -121,7 +122,7 @@ def test_reductions_are_shares_of_full_depth_of_the_same_steps_and_net_charges_t
     _, row = replay_losses(trace, GEOMETRY, [ADAPTIVE])
     full = work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
     mine = work_by_hand(DEPTHS, [[2, 4, 6], [2, 4], [2, 4], [2], [2]])
-    gross = gross_saving(trace, GEOMETRY, ADAPTIVE)
+    gross = gross_saving(trace, GEOMETRY, replay(trace, ADAPTIVE))
     assert gross == pytest.approx(1 - mine.blocks_and_attention / full.blocks_and_attention)
     assert row.net_reduction == pytest.approx(1 - mine.total / full.total)
     assert row.net_reduction < gross
@@ -130,14 +131,14 @@ def test_reductions_are_shares_of_full_depth_of_the_same_steps_and_net_charges_t
 def test_full_depth_loses_and_saves_nothing(trace):
     _, row = replay_losses(trace, GEOMETRY, [full_depth(LAYERS)])
     assert (row.perplexity_rise, row.net_reduction) == (0.0, 0.0)
-    assert gross_saving(trace, GEOMETRY, row.point) == 0.0
+    assert gross_saving(trace, GEOMETRY, replay(trace, row.point)) == 0.0
     assert row.mean_depth == LAYERS
 
 
 def test_probes_that_never_fire_cost_and_save_nothing(trace):
     _, row = replay_losses(trace, GEOMETRY, [replace(ADAPTIVE, thresholds=((-1.0, -1.0),))])
     assert row.perplexity_rise == 0.0
-    assert gross_saving(trace, GEOMETRY, row.point) == 0.0
+    assert gross_saving(trace, GEOMETRY, replay(trace, row.point)) == 0.0
     assert row.net_reduction < 0.0
 
 

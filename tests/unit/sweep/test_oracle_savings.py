@@ -136,10 +136,7 @@ def test_free_depth_costs_what_a_copying_decoder_is_charged() -> None:
         )
 
 
-def test_a_trace_without_divergences_and_other_schedules_are_refused() -> None:
+def test_a_trace_without_divergences_is_refused() -> None:
     plain = replace(traced(), divergence_nats=None)
     with pytest.raises(BadArgument, match="divergence=True"):
         oracle_losses(plain, stepper().geometry)
-    chunked = OperatingPoint("c", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), "chunked", period=4, lens=plain.lens)
-    with pytest.raises(BadArgument, match=r"point.schedule='chunked'.*monotone, free"):
-        sequence_flops_with_fill_cost(plain, replay(plain, chunked), stepper().geometry)
