@@ -6,11 +6,13 @@ Each message names the argument, its value, what was expected and what to do abo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
 NEAR = 0.6  # difflib's ratio from which two names count as similar, its default
@@ -157,6 +159,25 @@ def convert_errors_to_bad_argument(name: str, value: object, expected: str, reme
             raise
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise BadArgument(name, value, expected, f"{said}; {remedy}") from error
+
+
+def call_all(checks: Iterable[Callable[[], T]]) -> list[T]:
+    """Results of all ``checks``, none of which needs another.
+
+    Raises:
+        EmadError: one failed; if several did, one error with all their messages, a line each.
+    """
+    results, errors = [], []
+    for check in checks:
+        try:
+            results.append(check())
+        except EmadError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise EmadError("\n".join(map(str, errors)))
+    return results
 
 
 class RunStopped(EmadError):
