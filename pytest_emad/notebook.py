@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.console import format_facts_html
-from emad_ref.errors import BadArgument, EmadError, require_instance
+from emad_ref.errors import BadArgument, EmadError, require_extra, require_instance
 from pytest_emad.report import figures, schema
 from pytest_emad.report.contents import cost_quality_rows
 from pytest_emad.statistics.units import format_unit_count
@@ -105,6 +105,7 @@ class RunResults:
 
 
 def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    require_extra("a frame of results", "pandas")
     import pandas
 
     return pandas.DataFrame([dict(row) for row in rows])
@@ -250,6 +251,7 @@ def _required(figure: str, rows: figures.Rows | None) -> figures.Rows:
 
 
 def _paint(figure: str, rows: figures.Rows) -> list[Axes]:
+    require_extra("a figure", "matplotlib")
     from matplotlib import pyplot
 
     drawn = figures.FIGURES[figure]

@@ -74,7 +74,11 @@ def _prepare(config: pytest.Config) -> None:
     replayed.require_recorded_settings(config)
     environment.require_compatible_plugin_options(config)
     try:
-        checks = environment.require_valid_waivers, environment.require_available_models
+        checks = (
+            environment.require_valid_waivers,
+            environment.require_available_models,
+            environment.require_installed_extras,
+        )
         call_all(partial(require, config) for require in checks)
     except EmadError as error:
         raise pytest.UsageError(str(error)) from error

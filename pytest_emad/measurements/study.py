@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, require_extra
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from pytest_emad.screening.settings import work_share_for_token_cost
@@ -138,6 +138,12 @@ class Study:
             "task_path": None if self.task_path is None else _digest_of_definitions(self.task_path),
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
+
+    def require_extras(self) -> None:
+        """Raise MissingExtra if a setting needs a package that is not installed."""
+        if self.tasks:
+            names = ",".join(sorted(self.tasks))
+            require_extra(f"--emad-tasks={names!r}", "lm_eval", alternative="leave the option out")
 
     @cached_property
     def lm_eval_task_count(self) -> int:

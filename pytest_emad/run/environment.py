@@ -207,6 +207,11 @@ def require_available_models(config: pytest.Config) -> None:
     call_all(partial(require_weights_available, name, option) for option, name in names)
 
 
+def require_installed_extras(config: pytest.Config) -> None:
+    """Require the extras that the options need, before collection. Raises MissingExtra."""
+    get_run_settings(config).study.require_extras()
+
+
 def requested_suite_parts(config: pytest.Config) -> list[str]:
     """The parts of the suites on the command line: ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
     asked = []
