@@ -6,11 +6,15 @@ Each message names the argument, its value, what was expected and what to do abo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import takewhile
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
+
+T = TypeVar("T")
 
 ENDS_ALIKE = 0.8  # ratio of a name that ends with the word
 NEAR = 0.6  # difflib's ratio from which two names count as similar, its default
@@ -157,6 +161,72 @@ def convert_errors_to_bad_argument(name: str, value: object, expected: str, reme
             raise
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise BadArgument(name, value, expected, f"{said}; {remedy}") from error
+
+
+class MissingExtra(EmadError):
+    """A package of an extra is not installed; the message has the command that installs it."""
+
+
+EXTRA_OF_PACKAGE = {
+    "accelerate": "gguf",
+    "datasets": "tasks",
+    "distributed": "cluster",
+    "faiss": "faiss",
+    "filelock": "gguf",
+    "gguf": "gguf",
+    "jinja2": "report",
+    "lm_eval": "tasks",
+    "matplotlib": "report",
+    "pandas": "report",
+    "rouge_score": "tasks",
+    "zstandard": "inspect",
+}
+
+
+def require_extra(purpose: str, *packages: str, alternative: str = "") -> None:
+    """Require packages of one extra, by the names that Python imports.
+
+    Parameters
+    ----------
+    purpose : str
+        What needs them: an option with its value, or a file.
+    alternative : str
+        What works without them.
+
+    Raises
+    ------
+    MissingExtra
+        One is not installed.
+    """
+    missing = [package for package in packages if not _is_installed(package)]
+    if missing:
+        remedy = f"pip install 'pytest-emad[{EXTRA_OF_PACKAGE[missing[0]]}]'" + (
+            f", or {alternative}" if alternative else ""
+        )
+        raise MissingExtra(f"{purpose} needs {' and '.join(missing)}, not installed here; {remedy}")
+
+
+def _is_installed(package: str) -> bool:
+    return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None
+
+
+def call_all(checks: Iterable[Callable[[], T]]) -> list[T]:
+    """Results of all ``checks``, none of which needs another.
+
+    Raises:
+        EmadError: one failed; if several did, one error with all their messages, a line each.
+    """
+    results, errors = [], []
+    for check in checks:
+        try:
+            results.append(check())
+        except EmadError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise EmadError("\n".join(map(str, errors)))
+    return results
 
 
 class RunStopped(EmadError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from emad_ref.console import USAGE_ERROR, print_error, run_cli_command
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, MissingExtra, require_extra
 from emad_ref.files import require_writable
 from pytest_emad.tasks.lm_eval_settings import TASK_FOLDER
 
@@ -26,7 +26,6 @@ DEFAULT_OPTIONS = {  # all spellings of an option → its default
     ("--include_path",): str(TASK_FOLDER),
 }
 OTHER_COMMANDS = ("ls", "validate")
-MISSING = "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns ``USAGE_ERROR`` for a refused argument of ``emad``.
     """
     try:
-        from lm_eval.__main__ import cli_evaluate
-    except ModuleNotFoundError:
-        print(MISSING, file=sys.stderr)
+        require_extra("lm-eval's command", "lm_eval")
+    except MissingExtra as error:
+        print_error(error)
         return USAGE_ERROR
+    from lm_eval.__main__ import cli_evaluate
+
     import pytest_emad.tasks.lm_eval_model  # noqa: F401  # registers `emad`
 
     argv = sys.argv[1:] if argv is None else argv

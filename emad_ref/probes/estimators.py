@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, require_extra
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
@@ -38,10 +38,6 @@ def entropy_and_top1(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 SHARE_SEARCHED = 1 / 8  # default share of lists to search
 ROWS_PER_K = 2  # rows read per returned row, at least
-
-
-class FaissNotInstalled(EmadError):
-    """Raised if FAISS is requested and not installed."""
 
 
 class RowIndex(Protocol):
@@ -78,7 +74,7 @@ class FaissIndex:
 
     Raises:
         BadArgument: more lists than rows, or a number of lists searched outside 1…lists.
-        FaissNotInstalled: the extra is not installed.
+        MissingExtra: the extra is not installed.
     """
 
     def __init__(
@@ -140,13 +136,9 @@ def _float32(tensor: Tensor) -> Any:
 
 
 def _import_faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as reason:
-        raise FaissNotInstalled(
-            "estimator.search='faiss', but the module faiss is not installed; pip install 'pytest-emad[faiss]', or "
-            "search='lowrank', which needs PyTorch only"
-        ) from reason
+    require_extra("estimator.search='faiss'", "faiss", alternative="search='lowrank', which needs PyTorch only")
+    import faiss
+
     return faiss
 
 
@@ -484,7 +476,7 @@ def make_entropy_reader(stepper: Stepper, estimator: EntropyEstimator, probes: S
 
     Raises:
         BadArgument: k or rank beyond the model's sizes, corrections or weights for other probes or another width.
-        FaissNotInstalled: ``search="faiss"`` without the extra.
+        MissingExtra: ``search="faiss"`` without the extra.
     """
     if estimator.correction and (estimator.kind == "full" or len(estimator.correction) != len(probes)):
         expected = "none for the full softmax" if estimator.kind == "full" else f"one per probe ({len(probes)})"

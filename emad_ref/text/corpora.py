@@ -39,7 +39,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, MissingExtra, require_extra
 from emad_ref.extensions import EXTENSIONS
 from emad_ref.files import describe_file_kind, is_file, is_folder, parse_json, read_lines
 from emad_ref.record import Ints
@@ -429,16 +429,21 @@ def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:
     published = PUBLISHED[corpus]
     name, fields = published.repository, published.fields
     try:
-        from datasets import load_dataset  # an extra: only this source needs it
+        require_extra(
+            f"corpus={corpus!r}", "datasets", alternative=f"put its files under {published.folder}/ in a data folder"
+        )
+        from datasets import load_dataset
 
         streaming = is_hub_reachable()  # an earlier download in the cache is no stream
         with nullcontext() if streaming else force_hub_offline():
             rows = load_dataset(name, published.configuration, split=part, streaming=streaming)
         first = next(iter(rows))
+    except MissingExtra as error:
+        raise CorpusUnavailable(str(error)) from error
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise CorpusUnavailable(
             f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}: {error}); "
-            f"install pytest-emad[tasks], or put its files under {published.folder}/ in a data folder and name that, "
+            f"put its files under {published.folder}/ in a data folder and name that, "
             "or choose another corpus"
         ) from error
     if not set(fields) <= set(first):

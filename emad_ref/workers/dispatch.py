@@ -28,7 +28,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, require_extra
 
 UNITS_PER_WORKER = 4  # submitted units per worker: one at work, others waiting behind a slow one (docs/scale.md)
 HERE = "here"
@@ -130,7 +130,9 @@ def open_workers(address: str) -> Iterator[WorkerPool | None]:
     Raises
     ------
     BadArgument
-        An address of no known form, Dask is not installed, a scheduler is out of reach or has no workers.
+        An address of no known form, a scheduler is out of reach or has no workers.
+    MissingExtra
+        Dask is not installed.
     """
     local = PROCESSES_PATTERN.fullmatch(address)
     if address == HERE:
@@ -138,12 +140,10 @@ def open_workers(address: str) -> Iterator[WorkerPool | None]:
         return
     if local is None and not address.startswith("dask://"):
         raise BadArgument("executor", address, f"one of {EXECUTOR_FORMS}")
-    try:
-        from distributed import KilledWorker
-        from distributed.scheduler import NoWorkerError
-    except ImportError as error:
-        remedy = "pip install 'pytest-emad[cluster]'"
-        raise BadArgument("executor", address, "the package distributed", remedy) from error
+    require_extra(f"executor={address!r}", "distributed")
+    from distributed import KilledWorker
+    from distributed.scheduler import NoWorkerError
+
     opened = _local_client(int(local[1]), int(local[2] or 1)) if local else _connected_client(address)
     with opened as (client, threads):
         # Two runs of one function on one unit are separate, without a cache by arguments. Not ``get_executor``: its

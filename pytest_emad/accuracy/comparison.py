@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.console import format_facts_html
-from emad_ref.errors import require_instance
+from emad_ref.errors import require_extra, require_instance
 from emad_ref.files import BadFile
 from pytest_emad.accuracy.decision import ScoreTest, accuracy_claim, decide_accuracy, format_points
 from pytest_emad.accuracy.differing_items import DifferingItem, list_differing_items
@@ -162,6 +162,7 @@ def _builtin(value: Any) -> Any:
 
 
 def _frame(rows: Iterator[Mapping[str, Any]] | Sequence[Mapping[str, Any]], columns: Sequence[str]) -> pandas.DataFrame:
+    require_extra("a frame of items", "pandas")
     import pandas
 
     return pandas.DataFrame([dict(row) for row in rows], columns=list(columns))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from emad_ref.errors import require_extra
 from emad_ref.files import BadFile, is_file, open_regular_file
 from pytest_emad.accuracy.items import (
     Evaluation,
@@ -149,12 +150,9 @@ def _decompress(entry: zipfile.ZipInfo, path: Path, argument: str, error: Except
     if entry.compress_type != ZSTANDARD:
         reason = f"{entry.filename} is compressed by method {entry.compress_type}"
         raise BadFile(argument, path, "a readable .eval log", reason, "inspect log convert --to json") from error
-    try:
-        import zstandard
-    except ImportError:
-        reason = "it is compressed with Zstandard, which this Python cannot read"
-        remedy = "pip install 'pytest-emad[inspect]', or inspect log convert --to json"
-        raise BadFile(argument, path, "an .eval log", reason, remedy) from error
+    require_extra(f"{argument}={str(path)!r}", "zstandard", alternative="inspect log convert --to json")
+    import zstandard
+
     with open_regular_file(path, argument) as file:
         file.seek(entry.header_offset)
         head = file.read(30)

@@ -26,7 +26,7 @@ def render_accuracy_page(comparison: AccuracyComparison) -> str:
     """The text of the page.
 
     Raises:
-        JinjaMissing: the extra ``report`` is not installed.
+        MissingExtra: the extra ``report`` is not installed.
     """
     environment = make_page_environment()
     from markupsafe import Markup

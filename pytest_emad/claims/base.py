@@ -19,7 +19,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from pytest_emad.extensions import JUDGE_EXTENSIONS
 from pytest_emad.measurements.attachments import Attachments
-from pytest_emad.measurements.study import BUDGETS, Budget, Study
+from pytest_emad.measurements.study import Study
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.gate import UNDECIDED
 from pytest_emad.statistics.legs import (
@@ -33,7 +33,7 @@ from pytest_emad.statistics.legs import (
     unmeasured_verdict,
     verdict_from_legs,
 )
-from pytest_emad.statistics.verdicts import EXIT_PREFIX, Claim, Leg, LegIdentity, Verdict
+from pytest_emad.statistics.verdicts import Claim, Leg, LegIdentity, Verdict
 
 if TYPE_CHECKING:
     from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -173,10 +173,6 @@ class Question(Generic[E]):
     decide: Callable[[Any, ClaimContext], Verdict] | None = None
     needs: tuple[str, ...] = ()
 
-    def is_within_budget(self, budget: Budget) -> bool:
-        """Whether a run of ``budget`` includes this question by default."""
-        return BUDGETS[self.budget].rank <= budget.rank
-
 
 def answer_question(question: Question[E], evidence: E, asked: ClaimContext) -> Answer:
     """The answer, or ``not applicable`` with the decoder's reason for declining."""
@@ -249,16 +245,6 @@ class RunPlan:
     def is_gating(self, claim: str) -> bool:
         """Whether a falsified row fails the run."""
         return self.register[claim].is_gating(self.gate_claims)
-
-    def should_ask(self, claim: str, *, pair_named: bool = False) -> bool:
-        """Whether the run includes the row by default: by budget, as a gate, or because it judges the user's exit.
-
-        ``pair_named``: whether a user named a pair, which includes the rows about pairs.
-        """
-        question = find_question_of_claim(claim)
-        named = pair_named and question.about == "pair"
-        brought = self.study.exit is not None and claim.startswith(EXIT_PREFIX)
-        return named or brought or self.is_gating(claim) or question.is_within_budget(self.study.budget)
 
     def make_context(self, claim: str, model: str, layers: int) -> ClaimContext:
         """The context to decide ``claim`` on a model of ``layers`` layers; its generator starts at the seed."""

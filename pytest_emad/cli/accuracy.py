@@ -13,9 +13,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from emad_ref.files import require_replaceable_file, write_atomically
-from pytest_emad.cli.arguments import add_examples, parse_path, parse_whole_number
+from pytest_emad.cli.arguments import add_examples, add_suite_option, parse_path, parse_whole_number
 from pytest_emad.measurements.option_values import parse_number
-from pytest_emad.statistics.gate import INCONCLUSIVE
 
 if TYPE_CHECKING:
     from pytest_emad.accuracy.comparison import AccuracyComparison
@@ -82,7 +81,7 @@ def add_accuracy_arguments(sub: argparse.ArgumentParser) -> None:
     )
     add("base", type=parse_path, metavar="BASE", help=f"evaluation to compare with: {of}")
     add("candidate", type=parse_path, metavar="CANDIDATE", help="evaluation to judge, of the same tool")
-    add("--margin", type=parse_margin, default=0.01, metavar="M",
+    add("--largest-drop", dest="margin", type=parse_margin, default=0.01, metavar="M",
         help="largest accepted drop, in points of accuracy: 1%% or 0.01 (default: 1%%)")  # fmt: skip
     add("--task", nargs="+", action="extend", default=[], metavar="T",
         help="tasks or groups to judge, by name or pattern (default: all)")  # fmt: skip
@@ -95,8 +94,8 @@ def add_accuracy_arguments(sub: argparse.ArgumentParser) -> None:
         help="judge what both sides have and count the rest, which ends the comparison otherwise")  # fmt: skip
     add("--allow-changed-prompts", action="store_true",
         help="pair items although their prompt or target changed, which ends the comparison otherwise")  # fmt: skip
-    add("--inconclusive", choices=INCONCLUSIVE, default="warn",
-        help="whether an inconclusive verdict ends with status 1 (default: warn)")  # fmt: skip
+    inconclusive = "what an inconclusive verdict does: warn, or fail with status 1 (default: warn)"
+    add_suite_option(sub, "inconclusive", help=inconclusive)
     add("--items", type=parse_whole_number, default=10, metavar="N",
         help="how many lost and gained items to print (default: 10)")  # fmt: skip
     formats = sub.add_mutually_exclusive_group()
@@ -106,7 +105,7 @@ def add_accuracy_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         "emad accuracy results/base results/candidate",
-        "emad accuracy results/base results/candidate --margin 0.5% --task mmlu gsm8k --inconclusive fail",
+        "emad accuracy results/base results/candidate --largest-drop 0.5% --task mmlu gsm8k --inconclusive fail",
         "emad accuracy logs/base.eval logs/candidate.eval --html drop.html",
         "emad accuracy base.csv candidate.csv --cluster paragraph --markdown",
         "emad accuracy results/base results/candidate --metric acc exact_match --common-items --items 20",

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from emad_ref.console import USAGE_ERROR
-from emad_ref.errors import escape_unsafe, nearest_names
-from emad_ref.files import is_folder
-from pytest_emad.measurements.option_values import parse_number
+from emad_ref.errors import BadArgument, EmadError, escape_unsafe, is_number, nearest_names, suggest_nearest
+from pytest_emad.measurements.option_values import MOST, MOST_NATS, parse_number
+from pytest_emad.run.options import OPTIONS
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")  # those of shtab
 FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars with file completion
@@ -20,9 +20,7 @@ LIBRARIES = ("torch", "transformers", "lm-eval")
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,40}")
 UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (--[\w-]+)")
 PYTEST_OPTION = re.compile(r"(?<!pytest )--emad-([a-z]+(?:-[a-z]+)*)")
-# option of pytest, without --emad- → its different name in a verb
-OTHER_NAMES = {"tasks": ("--lm-eval-tasks",), "claims": ("--register",), "decoder-dtype": ("--other-dtype",)}
-UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
+UNKNOWN_VERB = re.compile(r"invalid choice: '([^']*)'")
 
 
 class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
@@ -46,31 +44,116 @@ class GroupedFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class EmadParser(argparse.ArgumentParser):
-    """Parser that suggests the nearest known word for an unknown one.
+    """Parser that suggests the nearest known word for an unknown one, and refuses all bad values at once.
 
     ``argparse`` of Python 3.14 makes suggestions itself; then this class adds none.
     """
 
     def __init__(self, **options: Any):
         super().__init__(**{"formatter_class": GroupedFormatter, **options})
+        self.refusals: list[str] = []
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            value = super()._get_value(action, arg_string)
+            require_number_in_bounds(action, value)
+            require_known_choice(action, value)
+        except (argparse.ArgumentError, BadArgument) as error:
+            self.refusals.append(_refusal_text(action, error))
+            return next(iter(action.choices or ()), None)  # a stand-in that argparse takes: parsing fails at its end
+        return value
 
     def error(self, message: str) -> NoReturn:
         if message.endswith("required: VERB"):
             message += f"; {self.prog} --help lists them"
         nearest = None if "maybe you meant" in message else find_nearest_option(message, self)
         self.print_usage(sys.stderr)
-        suggestion = f"; did you mean {nearest}?" if nearest else ""
-        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{suggestion}\n")
+        said = [*self.refusals, f"{message}; did you mean {nearest}?" if nearest else message]
+        self.exit(USAGE_ERROR, "".join(f"{self.prog}: error: {line}\n" for line in said))
 
 
 class VerbParser(EmadParser):
-    """Parser of one verb. It reports unknown arguments itself, so the error shows and suggests this verb's options."""
+    """Parser of one verb. It reports unknown arguments itself, so the error shows and suggests this verb's options.
+
+    A verb with a default for ``pytest_arguments`` takes the words after ``--`` as those.
+
+    Raises:
+        EmadError: values that the verb's options refuse, all of them in one message.
+    """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.refusals, rest = [], []
+        if "--" in args and "pytest_arguments" in self._defaults:
+            place = args.index("--")
+            args, rest = args[:place], args[place + 1 :]
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if self.refusals:
+            raise EmadError("\n".join(self.refusals))
+        if rest:
+            parsed.pytest_arguments = rest
         return parsed, unknown
+
+
+DEFAULT_TEXT = re.compile(r" \(default: [^()]*\)$")  # of a help text
+# Smallest and largest value of each numeric argument of any verb, by its attribute in the result
+BOUNDS: dict[str, tuple[float, float]] = {
+    "documents": (1, MOST),
+    "threshold": (0, MOST_NATS),  # no entropy is below 0, so no token would exit
+    "entropy": (0, MOST_NATS),
+    "divergence": (-MOST_NATS, MOST_NATS),  # a gate is linear and may estimate less than 0
+    "confidence": (0, 1),
+    "steps": (1, MOST),
+    "rate": (0, 1),
+    "held_out": (1, MOST),
+    "window": (1, MOST),
+    "entropy_window": (1, MOST),
+    "least_run": (1, MOST),
+    "temperature": (0, 1000),
+    "threads": (1, 4096),
+    "connections": (1, MOST),
+    "sessions": (1, MOST),
+    "positions": (1, MOST),
+    "tokens": (1, MOST),
+    "max_new_tokens": (1, MOST),
+    "items": (0, MOST),
+    "idle": (0.001, MOST),
+}
+ABOVE_SMALLEST = ("rate",)  # arguments with an excluded smallest value
+
+
+def require_number_in_bounds(action: argparse.Action, value: Any) -> None:
+    """Raise BadArgument if a number is not finite or lies outside ``BOUNDS``."""
+    if action.dest not in BOUNDS or not is_number(value):
+        return
+    smallest, largest = BOUNDS[action.dest]
+    excluded = action.dest in ABOVE_SMALLEST and value == smallest
+    if excluded or not smallest <= value <= largest:
+        start = f"{'above' if action.dest in ABOVE_SMALLEST else 'from'} {_number_text(smallest)}"
+        raise BadArgument(_argument_name(action), value, f"a number {start} to {_number_text(largest)}")
+
+
+def require_known_choice(action: argparse.Action, value: Any) -> None:
+    """Raise BadArgument unless ``value`` is one of the choices, if the argument has some."""
+    if action.choices is None or isinstance(action, argparse._SubParsersAction) or value in action.choices:
+        return
+    known = [str(choice) for choice in action.choices]
+    raise BadArgument(_argument_name(action), value, f"one of {', '.join(known)}", suggest_nearest(str(value), known))
+
+
+def _number_text(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
+
+
+def _argument_name(action: argparse.Action) -> str:
+    return action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
+
+
+def _refusal_text(action: argparse.Action, error: Exception) -> str:
+    """``NAME='value', but expected …``, in the form of ``BadArgument``, whose message has the name already."""
+    said, name = str(getattr(error, "message", error)), _argument_name(action)
+    return said if said.startswith(f"{name}=") else f"{name}={said}"
 
 
 class VersionAction(argparse.Action):
@@ -113,7 +196,7 @@ def find_nearest_option(message: str, parser: argparse.ArgumentParser) -> str | 
     """Option or choice of ``parser`` nearest to the unknown one in argparse's ``message``; None if none is near."""
     if match := UNKNOWN_OPTION.search(message):
         known: Iterable[str] = (option for action in iterate_parser_actions(parser) for option in action.option_strings)
-    elif match := UNKNOWN_CHOICE.search(message):
+    elif match := UNKNOWN_VERB.search(message):
         known = (str(choice) for action in parser._actions for choice in action.choices or ())
     else:
         return None
@@ -129,8 +212,8 @@ def iterate_parser_actions(parser: argparse.ArgumentParser) -> Iterable[argparse
                 yield from iterate_parser_actions(verb_parser)
 
 
-def pytest_to_verb_option_names(value: Any, arguments: Callable[[argparse.ArgumentParser], None]) -> Any:
-    """``value`` (text or JSON) with pytest's option names replaced by those of the verb that ``arguments`` declares.
+def pytest_to_verb_option_names(text: str, arguments: Callable[[argparse.ArgumentParser], None]) -> str:
+    """``text`` with pytest's option names replaced by those of the verb that ``arguments`` declares.
 
     Measurements name pytest's options, ``--emad-NAME``. An option that the verb lacks is marked as pytest's.
     """
@@ -139,17 +222,9 @@ def pytest_to_verb_option_names(value: Any, arguments: Callable[[argparse.Argume
     known = [option for action in iterate_parser_actions(parser) for option in action.option_strings]
 
     def own(found: re.Match[str]) -> str:
-        names = (f"--{found[1]}", *OTHER_NAMES.get(found[1], ()))
-        return next((name for name in names if name in known), f"{found[0]} of pytest")
+        return f"--{found[1]}" if f"--{found[1]}" in known else f"{found[0]} of pytest"
 
-    def renamed(part: Any) -> Any:
-        if isinstance(part, str):
-            return PYTEST_OPTION.sub(own, part)
-        if isinstance(part, dict):
-            return {key: renamed(each) for key, each in part.items()}
-        return [renamed(each) for each in part] if isinstance(part, list | tuple) else part
-
-    return renamed(value)
+    return PYTEST_OPTION.sub(own, text)
 
 
 def parse_whole_number(text: str) -> int:
@@ -160,7 +235,7 @@ def parse_whole_number(text: str) -> int:
 
 
 def parse_float_argument(text: str) -> float:
-    """Type of an argument: a number in plain digits. NaN and infinity pass: ``cli.BOUNDS`` refuses them by name."""
+    """Type of an argument: a number in plain digits. NaN and infinity pass: ``BOUNDS`` refuses them by name."""
     try:
         return parse_number(text)
     except ValueError:
@@ -174,15 +249,6 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-def parse_existing_folder(text: str) -> Path:
-    """Type of an argument: an existing folder, since without the check text would come from the hub."""
-    if not is_folder(parse_path(text)):
-        raise argparse.ArgumentTypeError(
-            f"{_shown(text)}, but expected an existing folder; looked at {parse_path(text)}"
-        )
-    return parse_path(text)
-
-
 def _shown(text: str) -> str:
     return escape_unsafe(repr(text), 60)
 
@@ -192,9 +258,42 @@ def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
 
 
-def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    help = "folder with data sets, searched before the hub"
-    parser.add_argument("--data", type=parse_existing_folder, metavar="DIR", help=help)
+def make_option_parser(
+    read: Callable[[str, Path, str], Any], where: str, *, as_text: bool = False
+) -> Callable[[str], Any]:
+    """Type of an argument from a reader of ``option_values``; ``as_text``: the value is checked and stays text."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = read(text, Path.cwd(), where)
+        except BadArgument as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        return text if as_text else value
+
+    return parse
+
+
+def add_suite_option(
+    parser: argparse._ActionsContainer, name: str, about: str = "", *, as_text: bool = False, **settings: Any
+) -> None:
+    """Declare ``--NAME``, which means what pytest's ``--emad-NAME`` means.
+
+    ``about``: what it means for this verb in addition; ``settings`` override those of ``add_argument``.
+    ``as_text``: values are checked and stay text, for pytest to read, and an option that is not given is None.
+    """
+    option = next(option for option in OPTIONS if option.name == name)
+    help = option.help.replace("--emad-", "--")
+    if "default" in settings:
+        help = DEFAULT_TEXT.sub(f" (default: {settings['default']})" if settings["default"] else "", help)
+    own: dict[str, Any] = {
+        "help": help + (f"; {about}" if about else ""),
+        "default": None if as_text else option.default,
+    }
+    own |= option.value_settings
+    if not option.switch:
+        own["type"] = make_option_parser(option.read, f"--{name}", as_text=as_text)
+        own |= {"choices": option.choices} if option.choices else {}
+    parser.add_argument(f"--{name}", **(own | settings))
 
 
 def add_resume_argument(parser: argparse.ArgumentParser) -> None:

@@ -23,9 +23,9 @@ from emad_ref.files import is_file, remove_file, require_replaceable_file, resol
 from emad_ref.models.bundled import weights_folder
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS
 from pytest_emad.cli.arguments import (
-    add_data_argument,
     add_examples,
     add_resume_argument,
+    add_suite_option,
     add_worker_executor_argument,
     parse_float_argument,
     parse_path,
@@ -223,12 +223,13 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("out", type=parse_path, metavar="OUT", help="JSON file to write the profile to")
-    add("--corpus", action="append", metavar="CORPUS",
-        help=f"text as in emad world, or self: text by the model; repeatable (default: {DEFAULT_CORPUS})")  # fmt: skip
-    add_data_argument(sub)
+    about = f"self is text by the model; repeatable (default: {DEFAULT_CORPUS})"
+    add_suite_option(sub, "corpus", about, as_text=True, action="append", default=None)
+    add_suite_option(sub, "data")
     add("--tokens", type=parse_whole_number, metavar="N", help="predicted tokens to read of each corpus")
     add("--documents", type=parse_whole_number, metavar="N",
-        help=f"windows to read of each corpus (default without --tokens: {DEFAULT_DOCUMENTS})")  # fmt: skip
+        help=f"how much text to read: windows of each corpus "
+             f"(default without --tokens: {DEFAULT_DOCUMENTS})")  # fmt: skip
     probes = sub.add_mutually_exclusive_group()
     probes.add_argument(
         "--probes", type=parse_whole_number, nargs="+", metavar="LAYER", help="layers to probe, ascending"
@@ -282,8 +283,8 @@ def fit_tuned_lens(args: argparse.Namespace) -> None:
 
     require_replaceable_file(args.out, "out", "a lens", LENS.start)  # reject bad input before the long pass
     rank = parse_rank(args.rank)
-    if args.gate and args.held_out < 2:
-        raise BadArgument("held_out", args.held_out, "at least 2 tokens with --gate", "a gate is fitted to them")
+    if args.exit_gate and args.held_out < 2:
+        raise BadArgument("held_out", args.held_out, "at least 2 tokens with --exit-gate", "a gate is fitted to them")
     loaded = load(args.model)
     require_decoder_only(loaded)
     stepper = loaded.stepper
@@ -305,7 +306,7 @@ def fit_tuned_lens(args: argparse.Namespace) -> None:
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     label = f"{args.model}: {args.corpus}"
     fitted = fit_lens(stepper, plan, windows, checkpoint=checkpoint, resume=args.resume, progress=label)
-    if args.gate:
+    if args.exit_gate:
         name, held_out = attach_lens(stepper, fitted.lens, loaded.fingerprint), held_out_windows(plan, windows)
         gate = fit_gate(stepper, held_out, plan.layers, name, tokens=args.held_out, progress="gate")
         fitted = replace(fitted, gate=gate)
@@ -334,13 +335,13 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the lens to")
-    add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to fit on (default: {DEFAULT_CORPUS})")
-    add_data_argument(sub)
+    add_suite_option(sub, "corpus", as_text=True, default=DEFAULT_CORPUS)
+    add_suite_option(sub, "data")
     add(
         "--documents",
         type=parse_whole_number,
         metavar="N",
-        help="windows to read of the corpus, repeatedly (default: all)",
+        help="how much text to read: windows of the corpus, repeatedly (default: all)",
     )
     add(
         "--layers",
@@ -356,19 +357,13 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add("--rate", type=parse_float_argument, default=2e-3, metavar="R", help="learning rate of Adam (default: 2e-3)")
     add("--held-out", type=parse_whole_number, default=20_000, metavar="TOKENS",
         help="tokens to measure on, from a held-out fifth of the documents (default: 20,000)")  # fmt: skip
-    add("--gate", action="store_true", help="also fit an exit gate, on the held-out text")
-    add(
-        "--seed",
-        type=parse_whole_number,
-        default=0,
-        metavar="N",
-        help="seed of low-rank maps and held-out documents (default: 0)",
-    )
+    add("--exit-gate", action="store_true", help="also fit an exit gate, on the held-out text")
+    add_suite_option(sub, "seed")
     add_resume_argument(sub)
     add_examples(
         sub,
         "emad lens emad-tiny-plain plain.safetensors --corpus world:mixed",
-        "emad lens emad-tiny-plain low.safetensors --rank 16 --layers 4 8 --gate --steps 400 --rate 1e-3 --seed 1",
+        "emad lens emad-tiny-plain low.safetensors --rank 16 --layers 4 8 --exit-gate --steps 400 --rate 1e-3 --seed 1",
         "emad lens ./llama llama.safetensors --corpus wikitext --data ./data --documents 900 --held-out 50000 --resume",
     )
 
@@ -387,6 +382,6 @@ def train_bundled_model(args: argparse.Namespace) -> None:
 def add_train_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("name", metavar="NAME", help="bundled model, e.g. emad-nano")
-    add("--out", type=parse_path, metavar="DIR", help="folder to write to (default: the bundled one)")
+    add("--out", type=parse_path, metavar="PATH", help="where to write: a folder (default: the bundled one)")
     add_resume_argument(sub)
     add_examples(sub, "emad train emad-nano --out ./emad-nano", "emad train emad-nano --out ./emad-nano --resume")

@@ -30,8 +30,8 @@ from emad_ref.absent import Absent
 from emad_ref.errors import BadArgument
 from emad_ref.text.documents import SPLITS
 from pytest_emad.cli.arguments import (
-    add_data_argument,
     add_examples,
+    add_suite_option,
     parse_float_argument,
     parse_path,
     parse_whole_number,
@@ -60,7 +60,7 @@ REQUIRED_OPTION = {
     "divergence": "lens",
     "lossless": "exit",
     "lossy": "exit",
-} | dict.fromkeys(("threshold", "window", "least_run"), "small_model")
+} | dict.fromkeys(("threshold", "entropy_window", "least_run"), "small_model")
 
 
 def detect_colour_mode(environment: Mapping[str, str], is_terminal: bool) -> Colours:
@@ -118,7 +118,7 @@ def generate(args: argparse.Namespace) -> None:
     for name, required in REQUIRED_OPTION.items():
         if getattr(args, name) is not None and getattr(args, required) is None:
             flag, required_flag = (f"--{option.replace('_', '-')}" for option in (name, required))
-            raise BadArgument(name, getattr(args, name), f"{required_flag} too", f"add it or leave out {flag}")
+            raise BadArgument(flag, getattr(args, name), f"{required_flag} too", f"add it or leave out {flag}")
     loaded = load(args.model)
     small = None if args.small_model is None else load(args.small_model)
     tokens = _stream_tokens(args, loaded, small)
@@ -146,13 +146,15 @@ def _stream_tokens(args: argparse.Namespace, loaded: LoadedModel, small: LoadedM
         return _stream_with_exit(args, loaded)
     if small is None:
         point = _operating_point(args, loaded)
-        return stream(loaded, args.prompt, point, args.tokens, temperature=args.temperature, seed=args.seed)
-    options = {"window": args.window, "least_run": args.least_run}
+        return stream(loaded, args.prompt, point, args.max_new_tokens, temperature=args.temperature, seed=args.seed)
+    options = {"window": args.entropy_window, "least_run": args.least_run}
     rule = SwitchingRule(
         THRESHOLD_BITS if args.threshold is None else args.threshold,
         **{name: value for name, value in options.items() if value is not None},
     )
-    return stream_pair(small, loaded, args.prompt, rule, args.tokens, temperature=args.temperature, seed=args.seed)
+    return stream_pair(
+        small, loaded, args.prompt, rule, args.max_new_tokens, temperature=args.temperature, seed=args.seed
+    )
 
 
 def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator[StreamedToken]:
@@ -175,9 +177,9 @@ def _stream_with_exit(args: argparse.Namespace, loaded: LoadedModel) -> Iterator
         raise BadArgument("lossy", True, "an exit with a lossy point", f"this one has none: {exit.lossy.reason}")
     leave_early = args.lossy or (exit.leave_early and not args.lossless)
     if exit.drafting is not None and not leave_early:
-        return stream_self_speculation(loaded, args.prompt, exit.drafting, args.tokens, **sampling)
+        return stream_self_speculation(loaded, args.prompt, exit.drafting, args.max_new_tokens, **sampling)
     point = exit.point if leave_early else full_depth(loaded.stepper.layers)
-    return stream(loaded, args.prompt, point, args.tokens, **sampling)
+    return stream(loaded, args.prompt, point, args.max_new_tokens, **sampling)
 
 
 def _operating_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint:
@@ -252,7 +254,7 @@ def _lens_point(args: argparse.Namespace, loaded: LoadedModel) -> OperatingPoint
         raise BadArgument("lens", str(args.lens), "either --entropy NATS or --divergence ROOT too", "add one of them")
     fitted, is_gated = load_lens(args.lens), args.entropy is None
     if is_gated and fitted.gate is None:
-        raise BadArgument("divergence", args.divergence, "a lens with a gate", "fit one: emad lens --gate")
+        raise BadArgument("divergence", args.divergence, "a lens with a gate", "fit one: emad lens --exit-gate")
     probes, layers = tuple(fitted.lens.translators), loaded.stepper.layers
     digest = attach_lens(loaded.stepper, fitted.lens, loaded.fingerprint)
     thresholds = ((args.divergence if is_gated else args.entropy,) * len(probes),)
@@ -281,40 +283,38 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="bundled name, folder or hub name; with --small-model the large model")
     add("prompt", metavar="PROMPT", help="text to continue; for an encoder-decoder such as T5 the source")
     rule = sub.add_mutually_exclusive_group()
-    rule.add_argument("--profile", type=parse_path, metavar="FILE",
-                      help="exit by EMAD with this profile of emad calibrate; without a rule: full depth")  # fmt: skip
+    profile = "calibration profile of emad calibrate: exit by EMAD with it; without a rule: full depth"
+    add_suite_option(rule, "profile", help=profile)
     rule.add_argument("--confidence", type=parse_float_argument, metavar="P",
                       help="exit as in CALM, when the top-1 probability is at least P")  # fmt: skip
     rule.add_argument("--lens", type=parse_path, metavar="FILE",
-                      help="exit by this tuned lens of emad lens; needs --entropy or --divergence")  # fmt: skip
-    rule.add_argument("--exit", type=parse_path, metavar="FILE",
-                      help="exit, or draft, as in this file of emad screen; full depth if neither pays")  # fmt: skip
-    rule.add_argument("--small-model", metavar="SMALL", help="small model that takes turns with MODEL by entropy (EAD)")
+                      help="tuned lens of emad lens: exit by it; needs --entropy or --divergence")  # fmt: skip
+    exit = "exit of emad screen: exit, or draft, as in this file; full depth if neither pays"
+    add_suite_option(rule, "exit", help=exit)
+    small_model = "small model of a pair: it takes turns with MODEL by entropy (EAD)"
+    add_suite_option(rule, "small-model", help=small_model)
     way = sub.add_mutually_exclusive_group()
     way.add_argument("--lossless", action="store_true", default=None,
-                     help="with --exit: only draft, so the output equals that of full depth")  # fmt: skip
+                     help="only draft, so the output equals that of full depth; with --exit")  # fmt: skip
     way.add_argument("--lossy", action="store_true", default=None,
-                     help="with --exit: leave early even where emad screen advises not to")  # fmt: skip
-    add(
-        "--margin",
-        type=parse_float_argument,
-        metavar="NATS",
-        help="with --profile: exit this far below its targets (default: 0)",
-    )
-    add("--entropy", type=parse_float_argument, metavar="NATS", help="with --lens: exit at this entropy or less")
+                     help="leave early even where emad screen advises not to; with --exit")  # fmt: skip
+    margin = "margin of EMAD in nats: with --profile, exit this far below its targets (default: 0)"
+    add_suite_option(sub, "margin", help=margin)
+    add("--entropy", type=parse_float_argument, metavar="NATS", help="exit at this entropy or less; with --lens")
     add("--divergence", type=parse_float_argument, metavar="ROOT",
-        help="with --lens: exit if the gate's estimate, a square root of nats, is at most ROOT")  # fmt: skip
+        help="exit if the exit gate's estimate, a square root of nats, is at most ROOT; with --lens")  # fmt: skip
     add("--threshold", type=parse_float_argument, metavar="BITS",
-        help=f"with --small-model: mean entropy that calls the large model (default: {THRESHOLD_BITS:g})")  # fmt: skip
+        help=f"mean entropy that calls the large model; with --small-model (default: {THRESHOLD_BITS:g})")  # fmt: skip
     add(
-        "--window",
+        "--entropy-window",
         type=parse_whole_number,
         metavar="TOKENS",
-        help="with --small-model: window of the mean entropy (default: 5)",
+        help="window of the mean entropy; with --small-model (default: 5)",
     )
     add("--least-run", type=parse_whole_number, metavar="TOKENS",
-        help="with --small-model: least number of tokens between two switches (default: 10)")  # fmt: skip
-    add("--tokens", type=parse_whole_number, default=48, metavar="N", help="largest number of new tokens (default: 48)")
+        help="least number of tokens between two switches; with --small-model (default: 10)")  # fmt: skip
+    add("--max-new-tokens", type=parse_whole_number, default=48, metavar="N",
+        help="largest number of new tokens (default: 48)")  # fmt: skip
     add(
         "--temperature",
         type=parse_float_argument,
@@ -322,7 +322,7 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="T",
         help="sampling temperature; 0 is greedy (default: 0)",
     )
-    add("--seed", type=parse_whole_number, default=0, metavar="N", help="seed of sampling (default: 0)")
+    add_suite_option(sub, "seed")
     add("--format", choices=FORMATS, default="auto",
         help="text, or jsonl: one object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
     add("--color", choices=COLOUR_CHOICES, default="auto",
@@ -330,9 +330,9 @@ def add_generate_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         'emad generate emad-tiny "In the morning Kai went to the"',
-        'emad generate emad-tiny "Ben has 4 pens." --profile profile.json --margin 0.2 --tokens 24',
+        'emad generate emad-tiny "Ben has 4 pens." --profile profile.json --margin 0.2 --max-new-tokens 24',
         'emad generate emad-t5-tiny "question: where is Mia? context: Mia is in the barn." --confidence 0.9',
-        'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
+        'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --entropy-window 5 --least-run 4',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --divergence 0.2',
         'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors --lossless',
@@ -346,9 +346,15 @@ def add_print_corpus_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     corpora = ", ".join(name for name in CORPORA if name != "self")
     add("corpus", metavar="CORPUS", help=f"{corpora}, or a file or folder")
-    add_data_argument(sub)
+    add_suite_option(sub, "data")
     add("--split", default="evaluate", metavar="SPLIT", help=f"one of {', '.join(SPLITS)} (default: evaluate)")
-    add("--documents", type=parse_whole_number, default=3, metavar="N", help="number of documents (default: 3)")
+    add(
+        "--documents",
+        type=parse_whole_number,
+        default=3,
+        metavar="N",
+        help="how much text to read: documents (default: 3)",
+    )
     add_examples(
         sub,
         "emad world world:premise",

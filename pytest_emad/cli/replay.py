@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolve_path, write_atomically
 from pytest_emad.cli.arguments import add_examples, parse_path
+from pytest_emad.cli.judgment import run_pytest
 from pytest_emad.report.provenance import DISTRIBUTION
 from pytest_emad.report.schema import REPORT_FILE, BadReport, Report, read_report
 from pytest_emad.statistics.gate import deciding_leg_name, format_claim_heading, format_measurement_and_requirement
@@ -52,12 +52,7 @@ def replay_test(args: argparse.Namespace) -> int:
         if recorded["left_out"]:
             print(f"left out: {' '.join(recorded['left_out'])}")
         sys.stdout.flush()
-        status = subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
-            check=False,
-            cwd=recorded["folder"],
-            env=build_environment(recorded),
-        ).returncode
+        status = run_pytest(words, cwd=recorded["folder"], env=build_environment(recorded)).returncode
         lines, as_recorded = compare_with_replay(report, folder, question, test)
         print("\n".join(lines))
         if not args.keep:
@@ -69,7 +64,7 @@ def require_repeatable(report: Report, place: Path) -> Mapping[str, Any]:
     """The entry ``run.replay`` of ``report``, whose folder exists.
 
     Raises:
-        BadArgument: a report that no run of pytest wrote, such as that of ``emad judge``; a folder that does not exist.
+        BadArgument: a report that does not say how its run was started; a folder that does not exist.
     """
     recorded: Mapping[str, Any] | None = report["run"].get("replay")
     if not recorded:

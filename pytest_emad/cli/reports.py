@@ -6,7 +6,7 @@
 so it can end that process, skip tests or change the exit status. A second process reads the report instead:
 
     pytest --pyargs pytest_emad.suites --emad-report report/
-    emad verify report/ --require-suite all --require-decoder foreign
+    emad verify report/ --require-suite all --expect-decoder foreign
 
 **emad compare** prints the differences of two reports, or the history of more than two. Its exit status can gate a
 change: 0 if nothing got worse, 1 if something did, 4 if two reports cannot be compared. They cannot be compared if one
@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING
 from emad_ref.console import print_error
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import is_file, resolve_path
-from pytest_emad.cli.arguments import add_examples, parse_path
+from pytest_emad.cli.arguments import add_examples, add_suite_option, parse_path
 from pytest_emad.measurements.option_values import LEAVE_OUT, prepare_report_folder
 from pytest_emad.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
 from pytest_emad.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
-from pytest_emad.report.tiers import TIERS, format_tier
+from pytest_emad.report.tiers import format_tier
 from pytest_emad.report.verification import find_proof_shortfalls
 
 if TYPE_CHECKING:
@@ -104,7 +104,12 @@ def add_report_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("folders", type=parse_path, nargs="+", metavar="DIR", help="folder written by pytest --emad-report")
     add("--text", action="store_true", help="print the summary, at most forty lines, and write no file")
-    add("--out", type=parse_path, metavar="DIR", help="folder to write to (default for one report: its own folder)")
+    add(
+        "--out",
+        type=parse_path,
+        metavar="PATH",
+        help="where to write: a folder (default for one report: its own folder)",
+    )
     add("--against", type=parse_path, metavar="REPORT", help="earlier report; the page shows what changed since")
     add_examples(
         sub,
@@ -120,7 +125,7 @@ def verify_report_complete_and_passed(args: argparse.Namespace) -> int:
     report = read_report(args.report)
     shipped = list_shipped_tests()
     suites = resolve_required_suite_folders(args.require_suite, shipped)
-    messages = list(find_proof_shortfalls(report, suites, shipped, args.require_decoder, args.require_tier))
+    messages = list(find_proof_shortfalls(report, suites, shipped, args.expect_decoder, args.tier))
     if start := unfinished_run_start_time(args.report):
         messages.insert(0, f"a later run, started {start}, did not finish, and this is not its report; run it again")
     for message in messages:
@@ -162,14 +167,12 @@ def add_verify_arguments(sub: argparse.ArgumentParser) -> None:
     )
     add("--require-suite", type=_comma_list, default=(), metavar="NAMES",
         help="suites that must have run: all, or a comma list such as invariants,fidelity")  # fmt: skip
-    add("--require-decoder", metavar="WHOSE",
-        help="decoder that must have been judged: foreign, ours or the name of a plugin")  # fmt: skip
-    add("--require-tier", choices=TIERS, metavar="TIER",
-        help=f"tier at which the decoder must have been judged: {', '.join(TIERS)}")  # fmt: skip
+    add_suite_option(sub, "expect-decoder")
+    add_suite_option(sub, "tier")
     add_examples(
         sub,
-        "emad verify report/ --require-suite all --require-decoder foreign",
-        "emad verify report/ --require-tier tokens",
+        "emad verify report/ --require-suite all --expect-decoder foreign",
+        "emad verify report/ --tier tokens",
     )
 
 
@@ -378,7 +381,7 @@ def add_compare_arguments(sub: argparse.ArgumentParser) -> None:
     add("--fail-on", choices=FAIL_ON, default="verdict",
         help="what makes the exit status 1: nothing (never), a gate that got worse (gate), any verdict that got worse "
              "(verdict), or also a number that moved for worse (moved) (default: verdict)")  # fmt: skip
-    add("--markdown", action="store_true", help="print Markdown for the job summary of GitHub Actions")
+    add("--markdown", action="store_true", help="print Markdown, for the job summary of GitHub Actions")
     add("-v", "--verbose", action="store_true", help="list every row, also unchanged ones")
     add_examples(
         sub,

@@ -22,14 +22,13 @@ from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.text.documents import DEFAULT_CORPUS
 from pytest_emad.cli.arguments import (
-    add_data_argument,
     add_examples,
+    add_suite_option,
     add_worker_executor_argument,
     parse_float_argument,
     parse_path,
     parse_whole_number,
 )
-from pytest_emad.measurements import option_values
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.screening.settings import DOCUMENTS
 
@@ -185,10 +184,11 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
-    add("--corpus", default=DEFAULT_CORPUS, metavar="CORPUS", help=f"text to screen on (default: {DEFAULT_CORPUS})")
-    add_data_argument(sub)
+    add_suite_option(sub, "corpus", as_text=True, default=DEFAULT_CORPUS)
+    add_suite_option(sub, "data")
     add("--documents", type=parse_whole_number, metavar="N",
-        help="documents to certify and to judge on, each; as many or half as many to choose on "
+        help="how much text to read: documents to certify and to judge on, each, "
+             "and as many or half as many to choose on "
              f"(default: {DOCUMENTS}, fewer for models above about 50M parameters)")  # fmt: skip
     add("--window", type=parse_whole_number, metavar="N",
         help="most tokens of a window of text "
@@ -196,16 +196,10 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("--rise", type=parse_float_argument, default=0.01, metavar="SHARE",
         help="largest allowed relative rise of perplexity (default: 0.01)")  # fmt: skip
     add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
-    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
-    add("-v", "--verbose", action="store_true", help="also list families that reach no point")
-    add(
-        "--seed",
-        type=parse_whole_number,
-        default=0,
-        metavar="N",
-        help="seed of held-out documents and resampling (default: 0)",
-    )
+    add_suite_option(sub, "device")
+    add_suite_option(sub, "dtype")
+    add("-v", "--verbose", action="store_true", help="list every row, also of families that reach no point")
+    add_suite_option(sub, "seed")
     add_examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
@@ -309,11 +303,21 @@ WRITERS = {".csv": (format_result_csv, rb"^table,"), ".json": (format_result_jso
 def add_sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
-    add("--corpus", metavar="CORPUS", help="text as in emad world (default: by model)")
-    add_data_argument(sub)
-    add("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text to read (default: smoke)")
-    add("--documents", type=parse_whole_number, metavar="N", help="windows to read of each split (default: by budget)")
-    add("--out", type=parse_path, metavar="FILE", help="also write the result to FILE.json or FILE.csv")
+    add_suite_option(sub, "corpus", as_text=True)
+    add_suite_option(sub, "data")
+    add_suite_option(sub, "budget")
+    add(
+        "--documents",
+        type=parse_whole_number,
+        metavar="N",
+        help="how much text to read: windows of each split (default: by --budget)",
+    )
+    add(
+        "--out",
+        type=parse_path,
+        metavar="PATH",
+        help="where to write: a file that ends in .json or .csv (default: nowhere)",
+    )
     add_worker_executor_argument(sub)
     add_examples(
         sub,

@@ -25,8 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from emad_ref.errors import BadArgument, EmadError
-from pytest_emad.cli.arguments import add_examples, parse_float_argument, parse_path, parse_whole_number
-from pytest_emad.measurements import option_values
+from pytest_emad.cli.arguments import (
+    add_examples,
+    add_suite_option,
+    parse_float_argument,
+    parse_path,
+    parse_whole_number,
+)
 from pytest_emad.measurements.study import Study
 from pytest_emad.remote.address import ServerLimits, parse_host_and_port
 
@@ -52,8 +57,6 @@ class ServerStopped(BaseException):
 
 def serve_decoder_over_wire_protocol(args: argparse.Namespace) -> None:
     """Serve the reference decoder to clients in other processes."""
-    if args.tokens < 1:
-        raise BadArgument("tokens", args.tokens, "a whole number ≥ 1")
     if args.tcp is None:
         with _reserve_stdout() as replies, _stop_on_signals():
             _serve_pipe(args, replies)
@@ -75,29 +78,23 @@ def add_serve_arguments(sub: argparse.ArgumentParser) -> None:
         help="disconnect a client of --tcp that sends no call for this long (default: 3600)")  # fmt: skip
     add("--sessions", type=parse_whole_number, default=ServerLimits.sessions, metavar="N",
         help=f"open sessions, and decoders, per client (default: {ServerLimits.sessions})")  # fmt: skip
-    add("--tokens", type=parse_whole_number, default=ServerLimits.tokens, metavar="N",
+    add("--positions", type=parse_whole_number, default=ServerLimits.tokens, metavar="N",
         help=f"positions in all rows of all sessions of a client (default: {ServerLimits.tokens})")  # fmt: skip
-    add("--device", default="cpu", metavar="DEVICE", help="torch device, or auto (default: cpu)")
-    add("--dtype", choices=option_values.DTYPES, default="float32", help="dtype of the weights (default: float32)")
+    add_suite_option(sub, "device")
+    add_suite_option(sub, "dtype")
     add("--threads", type=parse_whole_number, metavar="N", help="threads of torch (default: 1 for a small model)")
-    add(
-        "--seed",
-        type=parse_whole_number,
-        default=0,
-        metavar="N",
-        help="seed of the weights of random: and control: (default: 0)",
-    )
+    add_suite_option(sub, "seed", "here of the weights of random: and control:")
     add("--lens", action="append", type=parse_path, default=[], metavar="FILE",
         help="tuned lens of emad lens, for points that name it; repeatable")  # fmt: skip
-    add("--exit", action="append", type=parse_path, default=[], metavar="FILE",
-        help="exit of emad screen, for points that name its lens or maps; repeatable")  # fmt: skip
+    exit = "exit of emad screen, for points that name its lens or maps; repeatable"
+    add_suite_option(sub, "exit", action="append", default=[], help=exit)
     add_examples(
         sub,
         "emad serve emad-tiny",
         "emad serve emad-tiny-plain --lens lens.safetensors",
         "emad serve emad-tiny-plain --exit exit.safetensors",
         "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
-        "emad serve emad-tiny --tcp 127.0.0.1:7007 --connections 4 --idle 600 --sessions 16 --tokens 65536",
+        "emad serve emad-tiny --tcp 127.0.0.1:7007 --connections 4 --idle 600 --sessions 16 --positions 65536",
         "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
     )
 
@@ -202,7 +199,7 @@ def _serve_pipe(args: argparse.Namespace, replies: int) -> None:
     try:
         with _load_models(args) as make:
             _log(f"serving {', '.join(args.models)} over standard input and output")
-            served = DecoderServer(make, NAME, limits=ServerLimits(sessions=args.sessions, tokens=args.tokens))
+            served = DecoderServer(make, NAME, limits=ServerLimits(sessions=args.sessions, tokens=args.positions))
             try:
                 served.serve(Stream(0, replies))
             except OSError as error:
@@ -236,7 +233,7 @@ def _open_listener(text: str, anywhere: bool) -> socket.socket:
 
 
 def _serve_sockets(args: argparse.Namespace, listener: socket.socket) -> None:
-    limits = ServerLimits(args.idle, FRAME_S, args.sessions, args.tokens)
+    limits = ServerLimits(args.idle, FRAME_S, args.sessions, args.positions)
     with _load_models(args) as make:
         host, port = listener.getsockname()[:2]
         _log(f"listening on tcp:{f'[{host}]' if ':' in host else host}:{port}")

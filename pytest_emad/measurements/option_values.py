@@ -187,7 +187,7 @@ def parse_corpus(text: str, base: Path, where: str) -> str:
 
 
 def split_claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
-    # ``settings`` checks them, since the ids depend on --emad-claims
+    # ``settings`` checks them, since the ids depend on --emad-register
     return _some_words(text, where, "a comma list of claims", LEAVE_OUT)
 
 

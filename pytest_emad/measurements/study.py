@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, require_extra
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from pytest_emad.screening.settings import work_share_for_token_cost
@@ -139,6 +139,12 @@ class Study:
         }
         return [f"{name}={value}" for name, value in values.items() if value is not None]
 
+    def require_extras(self) -> None:
+        """Raise MissingExtra if a setting needs a package that is not installed."""
+        if self.tasks:
+            names = ",".join(sorted(self.tasks))
+            require_extra(f"--emad-tasks={names!r}", "lm_eval", alternative="leave the option out")
+
     @cached_property
     def lm_eval_task_count(self) -> int:
         """Number of requested lm-eval tasks, the members of a tag one by one; without lm-eval, of names."""
@@ -189,26 +195,26 @@ class PairNames:
 
 
 def resolve_pair_names_from_options(
-    pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str], prefix: str = "--"
+    pair: tuple[str, str] | None, small: str | None, large: str | None, models: Iterable[str]
 ) -> tuple[str, str] | None:
     """The pair named by the options; the bundled pair if all ``models`` are bundled; else None.
 
-    ``pair``, ``small``, ``large``: values of the options of these names, ``prefix`` before each.
+    ``pair``, ``small``, ``large``: values of the options of these names.
 
     Raises:
         BadArgument: the pair is named in two ways, or only half of it.
     """
     if pair is not None and (small or large):
-        remedy = f"leave {prefix}small-model and {prefix}large-model out"
-        raise BadArgument(f"{prefix}pair", ",".join(pair), "no other option that names the pair", remedy)
+        remedy = "leave --emad-small-model and --emad-large-model out"
+        raise BadArgument("--emad-pair", ",".join(pair), "no other option that names the pair", remedy)
     if pair is not None:
         return pair
     if small and large:
         return small, large
     for flag, one, other in (("small", small, "large"), ("large", large, "small")):
         if one:
-            remedy = f"or name both: {prefix}pair SMALL,LARGE"
-            raise BadArgument(f"{prefix}{flag}-model", one, f"{prefix}{other}-model beside it", remedy)
+            remedy = "or name both: --emad-pair SMALL,LARGE"
+            raise BadArgument(f"--emad-{flag}-model", one, f"--emad-{other}-model beside it", remedy)
     return BUNDLED_PAIR if {*models, *BUNDLED_PAIR} <= set(bundled_model_names()) else None
 
 

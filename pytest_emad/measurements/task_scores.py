@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from emad_ref.absent import Absent
 from emad_ref.calibration.trace import Trace
 from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
-from emad_ref.errors import BadArgument, stop_run_on_error
+from emad_ref.errors import stop_run_on_error
 from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.tokenizers import decode_tokens
@@ -125,10 +124,7 @@ class LmEvalTaskScorer:
         if not self._study.tasks:
             return {}
         with stop_run_on_error():
-            if find_spec("lm_eval") is None:
-                names = ",".join(sorted(self._study.tasks))
-                remedy = "pip install 'pytest-emad[tasks]', or leave the option out"
-                raise BadArgument("--emad-tasks", names, "the extra `tasks`, which brings lm-eval", remedy)
+            self._study.require_extras()
             return {name: self._read(name, members) for name, members in self._members.items()}
 
     def _read(self, name: str, members: tuple[str, ...]) -> LmEvalTaskMetadata | Absent:

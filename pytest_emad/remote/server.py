@@ -215,7 +215,7 @@ class DecoderServer:
 
     def _require_tokens(self, more: int) -> None:
         held_tokens = sum(int(session.length.sum()) for _, session in self._sessions.values())
-        _require_within("tokens", held_tokens + more, self._limits.tokens, "--tokens")
+        _require_within("positions", held_tokens + more, self._limits.tokens, "--positions")
 
     def _decoder(self, frame: WireFrame) -> tuple[int, Decoder]:
         number = read_field(frame.header, "decoder", parse_count)

@@ -32,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.errors import BadArgument, EmadError, is_number
+from emad_ref.errors import BadArgument, EmadError, is_number, require_extra
 from pytest_emad.statistics.number_format import format_percent
 from pytest_emad.statistics.verdicts import load_register
 
@@ -498,10 +498,6 @@ STYLE: dict[Any, Any] = {
 }
 
 
-class MatplotlibMissing(EmadError):
-    """Raised if matplotlib is not installed."""
-
-
 class NoDrawableRows(EmadError):
     """Raised if every row lacks a number that the figure needs."""
 
@@ -543,7 +539,7 @@ def render_figure_svg(figure: str, rows: Sequence[Mapping[str, Any]], title: str
     Raises:
         BadArgument: as ``require_drawable``.
         NoDrawableRows: every row lacks a number.
-        MatplotlibMissing: the extra ``report`` is not installed.
+        MissingExtra: the extra ``report`` is not installed.
     """
     with open_figure(figure, rows, title) as canvas:
         file = io.BytesIO()
@@ -560,11 +556,10 @@ def open_figure(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> I
     if not complete:
         lacking = [column for column in spec.numbers if all(row[column] is None for row in rows)]
         raise NoDrawableRows(f"no row has {' and '.join(lacking or spec.numbers)}")
-    try:
-        from matplotlib import rc_context, rcdefaults, rcParams
-        from matplotlib.figure import Figure  # no pyplot: no global state and no window
-    except ImportError as error:
-        raise MatplotlibMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+    require_extra("a figure", "matplotlib")
+    from matplotlib import rc_context, rcdefaults, rcParams
+    from matplotlib.figure import Figure  # no pyplot: no global state and no window
+
     with rc_context(), warnings.catch_warnings():
         rcdefaults()
         rcParams.update(STYLE)

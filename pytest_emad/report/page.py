@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import MissingExtra, require_extra
 from emad_ref.files import remove_file, write_atomically
 from pytest_emad.report.contents import (
     GATE_NOTE,
@@ -31,7 +31,7 @@ from pytest_emad.report.contents import (
     cost_quality_rows,
 )
 from pytest_emad.report.depth_explorer import STOP_NUMBERS
-from pytest_emad.report.figures import NOT_XML, MatplotlibMissing, NoDrawableRows, figure_caption, render_figure_svg
+from pytest_emad.report.figures import NOT_XML, NoDrawableRows, figure_caption, render_figure_svg
 from pytest_emad.report.markdown import render_markdown_report
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import to_cell_rows
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 MARKDOWN_FILE, PAGE_FILE = "report.md", "index.html"
-
-
-class JinjaMissing(EmadError):
-    """Raised if Jinja2 is not installed."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mappi
     left_out = [remark] if remark else []
     try:
         texts[PAGE_FILE] = render_html_page(contents, remark, changes)
-    except JinjaMissing as missing:
+    except MissingExtra as missing:
         remove_file(folder / PAGE_FILE, "report")
         left_out.append(f"no {PAGE_FILE}: {missing}")
     for name, text in texts.items():
@@ -103,7 +99,7 @@ def render_figures_and_remark(reports: Sequence[Report]) -> tuple[PageFigures, s
                     file = _free_name(table["model"], table["figure"], used_names)
                     run[number] = _draw(table["figure"], table["rows"], f"{table['model']}: {table['title']}", file)
                     used_names.add(run[number].file)
-    except MatplotlibMissing as missing:
+    except MissingExtra as missing:
         return [{} for _ in reports], f"no figures: {missing}"
     return figures, ""
 
@@ -130,7 +126,7 @@ def render_html_page(contents: ReportContents, remark: str = "", changes: Sequen
         changes: as in ``write_pages``.
 
     Raises:
-        JinjaMissing: the extra ``report`` is not installed.
+        MissingExtra: the extra ``report`` is not installed.
     """
     environment = make_page_environment()
     from markupsafe import Markup
@@ -153,12 +149,11 @@ def make_page_environment() -> Environment:
     """The environment of a page's template: text is escaped, and a name that is not there is an error.
 
     Raises:
-        JinjaMissing: the extra ``report`` is not installed.
+        MissingExtra: the extra ``report`` is not installed.
     """
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        raise JinjaMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+    require_extra("an HTML page", "jinja2")
+    from jinja2 import Environment, StrictUndefined
+
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["json"] = json.dumps
     return environment

@@ -69,7 +69,7 @@ class BadReport(EmadError):
 
 
 REPORT = FileFormat(
-    "report", 5, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
+    "report", 6, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
 )
 
 

@@ -217,7 +217,7 @@ def find_proof_shortfalls(
     tier = tier or report["settings"]["tier"]
     required = list(dict.fromkeys([*run["asked"], *selection]))
     missing = [
-        *find_wrong_decoder(report, decoder, "--require-decoder"),
+        *find_wrong_decoder(report, decoder, "--expect-decoder"),
         *(gap for gap in find_tier_gaps(report, tier) if str(gap) not in run["failures"]),
         # the strict rules include the reference decoder: a run may omit tests, a proof may not
         *find_gaps(report, required, shipped, always=True, tier=None if selection else tier),

@@ -22,7 +22,7 @@ import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref.errors import BadArgument, EmadError, nearest_names
+from emad_ref.errors import BadArgument, call_all, nearest_names
 from emad_ref.files import resolve_path
 from pytest_emad.report import deselection as suites_source
 from pytest_emad.report.deselection import path_below_suites
@@ -145,7 +145,7 @@ def require_valid_waivers(config: pytest.Config) -> None:
     """Require that every waiver names a claim, decoder or shipped test that can stay undecided.
 
     Raises:
-        pytest.UsageError: a waiver with another name.
+        BadArgument: a waiver with another name.
     """
     if not (waivers := get_run_settings(config).waive):
         return
@@ -156,7 +156,7 @@ def require_valid_waivers(config: pytest.Config) -> None:
         if of not in known:
             claims = ", ".join(DECIDING_TESTS)
             expected = f"{claims}, {DECODER}, or a shipped test or its file, e.g. {known[-1]}"
-            raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
+            raise BadArgument("--emad-waive", of, f"one of {expected}")
 
 
 # options of other plugins that contradict a run of the suites: (name, value, as typed, reason, remedy)
@@ -195,8 +195,7 @@ def require_available_models(config: pytest.Config) -> None:
     Under xdist only the controller checks it.
 
     Raises:
-        pytest.UsageError: an unknown name, a model that is not installed or was not fetched, one of a hub that is out
-            of reach.
+        EmadError: unknown names, models that are not installed or were not fetched, or of a hub that is out of reach.
     """
     if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
         return
@@ -205,11 +204,12 @@ def require_available_models(config: pytest.Config) -> None:
     given = get_run_settings(config)
     names = [("--emad-model", name) for name in given.models]
     names += [("--emad-pair", name) for name in given.pair or () if given.pair_named]
-    try:
-        for option, name in names:
-            require_weights_available(name, option)
-    except EmadError as error:
-        raise pytest.UsageError(str(error)) from error
+    call_all(partial(require_weights_available, name, option) for option, name in names)
+
+
+def require_installed_extras(config: pytest.Config) -> None:
+    """Require the extras that the options need, before collection. Raises MissingExtra."""
+    get_run_settings(config).study.require_extras()
 
 
 def requested_suite_parts(config: pytest.Config) -> list[str]:

@@ -237,7 +237,7 @@ def emad_ask_names(emad_pair_names: PairNames, emad_docket: RunPlan, emad_record
 
 @pytest.fixture(scope="session")
 def emad_register(pytestconfig: pytest.Config) -> dict[str, Claim]:
-    """The claims register with ``--emad-claims`` applied."""
+    """The claims register with ``--emad-register`` applied."""
     return load_claims_register(pytestconfig)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from emad_ref.errors import BadArgument, suggest_nearest
+from emad_ref.errors import BadArgument, EmadError, call_all, suggest_nearest
 from emad_ref.models.bundled import BUNDLED_PAIR
 from emad_ref.models.families import BACKENDS, FAST
 from pytest_emad.measurements import option_values
@@ -58,7 +59,7 @@ class RunSettings:
     report: Path | None
     gating: GateOptions
     gate_claims: frozenset[str]
-    claims: Path | None
+    register: Path | None
     golden: Path | None
     update_golden: bool
     evidence: str
@@ -94,7 +95,9 @@ class PluginOption:
 
     ``read(text, base, where)`` turns the text into a value or raises BadArgument naming ``where``; ``base`` is the
     folder that relative paths start from. ``many`` collects repetitions (ini: words) into a tuple; ``switch`` takes
-    no value on the command line; ``bare`` is the value of a flag without one, None if it needs one.
+    no value on the command line; ``bare`` is the value of a flag without one, None if it needs one. ``choices`` are
+    the only values, empty if ``read`` takes others. A verb of ``emad`` with the option ``--<name>`` takes it from here
+    (``cli.arguments.add_suite_option``).
     """
 
     name: str
@@ -105,6 +108,7 @@ class PluginOption:
     many: bool = False
     switch: bool = False
     bare: str | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -117,6 +121,26 @@ class PluginOption:
     @property
     def ini(self) -> str:
         return f"emad_{self.field}"
+
+    @property
+    def value_settings(self) -> dict[str, Any]:
+        """Keywords of ``add_argument`` that say how the option takes values, which stay text."""
+        if self.switch:
+            return {"action": "store_const", "const": "true"}
+        bare = {} if self.bare is None else {"nargs": "?", "const": self.bare}
+        return {"action": "append" if self.many else "store", "metavar": self.metavar, **bare}
+
+
+def _choice_option(
+    name: str,
+    choices: tuple[str, ...],
+    default: str | None,
+    help: str,
+    metavar: str = "VALUE",
+    bare: str | None = None,
+) -> PluginOption:
+    read = option_values.make_choice_parser(choices)
+    return PluginOption(name, read, default, help, metavar, bare=bare, choices=choices)
 
 
 OPTIONS: tuple[PluginOption, ...] = (
@@ -150,13 +174,13 @@ OPTIONS: tuple[PluginOption, ...] = (
         "small-model",
         option_values.parse_model_name,
         None,
-        "the small model of --emad-pair, where a name contains a comma",
+        "small model of a pair, in place of --emad-pair where a name contains a comma",
     ),
     PluginOption(
         "large-model",
         option_values.parse_model_name,
         None,
-        "the large model of --emad-pair, where a name contains a comma",
+        "large model of a pair, in place of --emad-pair where a name contains a comma",
     ),
     PluginOption(
         "corpus",
@@ -164,12 +188,12 @@ OPTIONS: tuple[PluginOption, ...] = (
         None,
         f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)",
     ),
-    PluginOption("device", option_values.parse_device_name, "cpu", "torch device (default: cpu)"),
-    PluginOption(
+    PluginOption("device", option_values.parse_device_name, "cpu", "torch device, or auto (default: cpu)"),
+    _choice_option(
         "dtype",
-        option_values.make_choice_parser(option_values.DTYPES),
+        option_values.DTYPES,
         "float32",
-        f"one of {', '.join(option_values.DTYPES)} (default: float32)",
+        f"dtype of the weights: {', '.join(option_values.DTYPES)} (default: float32)",
     ),
     PluginOption(
         "backend",
@@ -194,20 +218,20 @@ OPTIONS: tuple[PluginOption, ...] = (
         f"{REMOTE_TIMEOUT_S:.0f} for --emad-decoder, {HOOK_TIMEOUT_S:.0f} for a plugin's)",
         "SECONDS",
     ),
-    PluginOption(
+    _choice_option(
         "decoder-dtype",
-        option_values.make_choice_parser(option_values.DTYPES),
+        option_values.DTYPES,
         None,
         "precision that the server of --emad-decoder http(s)://… states, whose noise is allowed (default: that of "
         "--emad-dtype)",
         "DTYPE",
     ),
-    PluginOption(
+    _choice_option(
         "tier",
-        option_values.make_choice_parser(tuple(TIERS)),
+        tuple(TIERS),
         None,
-        f"judge the decoder at this tier, one of {', '.join(TIERS)}: run its tests alone, under --emad-gate decoder "
-        "unless given, and fail on less than the tier promises (docs/engines.md)",
+        f"fail unless the decoder keeps what this tier promises, one of {', '.join(TIERS)}; the run has "
+        "its tests alone, under --emad-gate decoder unless given (docs/engines.md)",
         "TIER",
     ),
     PluginOption(
@@ -222,7 +246,7 @@ OPTIONS: tuple[PluginOption, ...] = (
         "expect-decoder",
         option_values.parse_name,
         None,
-        "fail the run unless it judged this decoder: foreign, ours or the name of a plugin",
+        "fail unless the run judged this decoder: foreign, ours or the name of a plugin",
         "WHOSE",
     ),
     PluginOption(
@@ -238,21 +262,21 @@ OPTIONS: tuple[PluginOption, ...] = (
         "profile",
         option_values.parse_existing_file,
         None,
-        "calibration profile (JSON) to use instead of calibrating",
+        "calibration profile of emad calibrate, instead of calibrating",
         "FILE",
     ),
     PluginOption(
         "margin",
         option_values.make_unicode_minus_parser(option_values.parse_nats),
         None,
-        "also judge EMAD at this margin, in nats; U+2212 counts as a minus sign",
+        "margin of EMAD in nats: judge it there, too; U+2212 counts as a minus sign",
         "NATS",
     ),
     PluginOption(
         "exit",
         option_values.parse_existing_file,
         None,
-        "exit that `emad screen` wrote for this model; the run judges EMAD-X1 to X6 on it at every budget, audits its "
+        "exit of emad screen, made for this model: the run judges EMAD-X1 to X6 on it at every budget, audits its "
         "points, and searches no exit itself",
         "FILE",
     ),
@@ -263,9 +287,9 @@ OPTIONS: tuple[PluginOption, ...] = (
         "folder for report.json, report.md, index.html and figures",
         "DIR",
     ),
-    PluginOption(
+    _choice_option(
         "gate",
-        option_values.make_choice_parser(GATES),
+        GATES,
         "paper",
         "which results fail the run. paper: the papers' falsifiers and the identities. decoder: the identities and "
         "every audit, so a correct decoder passes even where exits lose quality. known: a verdict that differs from "
@@ -278,17 +302,17 @@ OPTIONS: tuple[PluginOption, ...] = (
         "further claims that fail the run when falsified, e.g. EMAD-E1,EMAD-E3",
     ),
     PluginOption(
-        "claims",
+        "register",
         option_values.parse_existing_file,
         None,
         "TOML file that changes thresholds or gates of claims",
         "FILE",
     ),
-    PluginOption(
+    _choice_option(
         "inconclusive",
-        option_values.make_choice_parser(INCONCLUSIVE),
+        INCONCLUSIVE,
         "warn",
-        "what an inconclusive gating claim does: warn or fail (default: warn)",
+        "what an inconclusive verdict does: warn, or fail the run if the claim gates (default: warn)",
     ),
     PluginOption(
         "require",
@@ -296,15 +320,15 @@ OPTIONS: tuple[PluginOption, ...] = (
         frozenset(),
         f"fail the run unless these are decided: {', '.join(REQUIREMENTS)}",
     ),
-    PluginOption(
+    _choice_option(
         "evidence",
-        option_values.make_choice_parser(FLOP_EVIDENCE),
+        FLOP_EVIDENCE,
         FLOP_EVIDENCE[0],
         f"weakest accepted source of FLOP counts: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
     ),
-    PluginOption(
+    _choice_option(
         "budget",
-        option_values.make_choice_parser(tuple(BUDGETS)),
+        tuple(BUDGETS),
         "smoke",
         f"how much text and time a run takes: {', '.join(BUDGETS)} (default: smoke)",
     ),
@@ -331,7 +355,7 @@ OPTIONS: tuple[PluginOption, ...] = (
         switch=True,
     ),
     PluginOption(
-        "data", option_values.parse_existing_folder, None, "folder of data sets, for machines without a network", "DIR"
+        "data", option_values.parse_existing_folder, None, "folder of data sets, searched before the hub", "DIR"
     ),
     PluginOption(
         "tasks",
@@ -348,9 +372,9 @@ OPTIONS: tuple[PluginOption, ...] = (
         "DIR",
     ),
     PluginOption("limit", option_values.parse_count, None, "documents per task (default: all)", "N"),
-    PluginOption(
+    _choice_option(
         "allow-code-execution",
-        option_values.make_choice_parser(CODE_EXECUTION),
+        CODE_EXECUTION,
         None,
         "run generated programs. confined (the value without one): by bubblewrap, without your files and network. "
         "unconfined: as any program of yours",
@@ -370,14 +394,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("emad", "adaptive-depth decoding (pytest-emad)")
     for option in OPTIONS:
         kind: Literal["args", "string"] = "args" if option.many else "string"
-        if option.switch:
-            group.addoption(option.flag, action="store_const", const="true", default=None, help=option.help)
-        else:
-            action = "append" if option.many else "store"
-            optional = {} if option.bare is None else {"nargs": "?", "const": option.bare}
-            group.addoption(
-                option.flag, action=action, default=None, metavar=option.metavar, help=option.help, **optional
-            )
+        group.addoption(option.flag, default=None, help=option.help, **option.value_settings)
         parser.addini(option.ini, option.help, type=kind, default=None)
     group.addoption(REPLAY, metavar="FILE", default=None, help=argparse.SUPPRESS)
 
@@ -395,20 +412,20 @@ def get_run_settings(config: pytest.Config) -> RunSettings:
     if _SETTINGS not in config.stash:
         try:
             config.stash[_SETTINGS] = _read_settings(config)
-        except BadArgument as error:
+        except EmadError as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[_SETTINGS]
 
 
 def load_claims_register(config: pytest.Config) -> dict[str, Claim]:
-    """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file is invalid."""
+    """The claims register with ``--emad-register`` applied. Raises pytest.UsageError if that file is invalid."""
     if _REGISTER not in config.stash:
         try:
             config.stash[_REGISTER] = _register_under_gate(
-                load_register(get_run_settings(config).claims), get_run_settings(config).gating.gate
+                load_register(get_run_settings(config).register), get_run_settings(config).gating.gate
             )
         except BadArgument as error:
-            raise pytest.UsageError(f"--emad-claims: {error}") from error
+            raise pytest.UsageError(f"--emad-register: {error}") from error
     return config.stash[_REGISTER]
 
 
@@ -420,7 +437,13 @@ def _register_under_gate(rows: dict[str, Claim], gate: str) -> dict[str, Claim]:
 
 
 def _read_settings(config: pytest.Config) -> RunSettings:
-    given = {option.field: _option_value(config, option) for option in OPTIONS}
+    """The settings of ``config``.
+
+    Raises:
+        EmadError: values that an option refuses, all of them in one message; else choices that contradict each other.
+    """
+    values = call_all(partial(_option_value, config, option) for option in OPTIONS)
+    given = {option.field: value for option, value in zip(OPTIONS, values, strict=True)}
     if given["tier"] and not any((config.getoption("--emad-gate"), config.getini("emad_gate"))):
         given["gate"] = "decoder"
     if given["tier"] == "claims":
@@ -429,23 +452,31 @@ def _read_settings(config: pytest.Config) -> RunSettings:
         given |= {"update_golden": False, "tier": None, "expect_decoder": None, "require": frozenset()}
     given["budget"] = BUDGETS[given["budget"]]
     given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
-    given["models"] = models = given.pop("model")
+    given["models"] = given.pop("model")
     named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
-    given["pair"], given["pair_named"] = resolve_pair_names_from_options(*named, models, "--emad-"), any(named)
-    if len(set(models)) != len(models):
-        raise BadArgument("--emad-model", models, "each model once")
-    waived = [of for of, _ in given["waive"]]
-    if len(set(waived)) != len(waived):
-        raise BadArgument("--emad-waive", waived, "each name once")
+    given["pair_named"] = any(named)
     patterns = frozenset(pattern for words in given["only"] for pattern in words)
-    given["only"] = match_id_patterns(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
+    needs_register = given["register"] or patterns or given["gate_claims"]  # other runs of pytest read no file
+    register = load_register(given["register"]) if needs_register else {}
+    given["pair"], given["only"], *_ = call_all(
+        (
+            lambda: resolve_pair_names_from_options(*named, given["models"]),
+            lambda: match_id_patterns(patterns, register, "--emad-only"),
+            lambda: _require_each_once("--emad-model", given["models"], "each model once"),
+            lambda: _require_each_once("--emad-waive", [of for of, _ in given["waive"]], "each name once"),
+            lambda: _require_known_claims(given["gate_claims"], register),
+            lambda: _require_valid_provider(given["backend"], given["decoder"]),
+            lambda: _require_valid_update(given["update_golden"], given["golden"], config, os.environ),
+        )
+    )
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})
     gating = GateOptions(**{field.name: given.pop(field.name) for field in fields(GateOptions)})
-    built = RunSettings(study=study, gating=gating, **given)
-    _require_valid_claims(built)
-    _require_valid_provider(built)
-    _require_valid_update(built, config, os.environ)
-    return built
+    return RunSettings(study=study, gating=gating, **given)
+
+
+def _require_each_once(option: str, values: Sequence[str], expected: str) -> None:
+    if len(set(values)) != len(values):
+        raise BadArgument(option, values, expected)
 
 
 def _option_value(config: pytest.Config, option: PluginOption) -> Any:
@@ -465,34 +496,31 @@ def _parse_option(option: PluginOption, value: Any, base: Path, where: str) -> A
     return option.read(value, base, where)
 
 
-def _require_valid_claims(built: RunSettings) -> None:
-    if built.claims is None and not built.gate_claims:
-        return
-    known = load_register(built.claims)
-    for name in sorted(built.gate_claims):
-        if name not in known:
-            expected = f"ids of the register: {', '.join(known)}"
-            raise BadArgument("--emad-gate-claims", name, expected, suggest_nearest(name, known))
+def _require_known_claims(names: frozenset[str], register: Mapping[str, Claim]) -> None:
+    for name in sorted(names):
+        if name not in register:
+            expected = f"ids of the register: {', '.join(register)}"
+            raise BadArgument("--emad-gate-claims", name, expected, suggest_nearest(name, register))
 
 
-def _require_valid_provider(built: RunSettings) -> None:
+def _require_valid_provider(backend: str | None, decoder: Address | None) -> None:
     """A run judges one decoder, so ``--emad-backend`` and ``--emad-decoder`` exclude each other."""
-    if built.decoder is not None and built.backend is not None:
-        raise BadArgument(
-            "--emad-backend", built.backend, "no --emad-backend beside --emad-decoder", "leave one of them out"
-        )
+    if decoder is not None and backend is not None:
+        raise BadArgument("--emad-backend", backend, "no --emad-backend beside --emad-decoder", "leave one of them out")
 
 
-def _require_valid_update(built: RunSettings, config: pytest.Config, environment: Mapping[str, str]) -> None:
+def _require_valid_update(
+    update: bool, golden: Path | None, config: pytest.Config, environment: Mapping[str, str]
+) -> None:
     """Refuse an update in CI, by several processes, or into the installed package: a person decides on updates."""
-    if not built.update_golden:
+    if not update:
         return
     where = "--emad-update-golden"
     if environment.get("CI"):
         raise BadArgument(where, True, "a run outside CI", "update on your machine, read the diff and commit it")
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) or config.getoption("tx", None):
         raise BadArgument(where, True, "one process", "run again with -n 0")
-    if built.golden is None:
+    if golden is None:
         raise BadArgument(
             where, True, "a folder to write to", "add --emad-golden DIR (in a checkout: --emad-golden golden)"
         )

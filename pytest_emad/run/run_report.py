@@ -313,10 +313,10 @@ class RunRecord:
     @cached_property
     def _claims_file(self) -> dict[str, str] | None:
         """Path and digest of the user's register as read at the start of the run."""
-        path = self.settings.claims
+        path = self.settings.register
         if path is None:
             return None
-        return {"path": str(path), "sha256": hashlib.sha256(read_bytes(path, "--emad-claims")).hexdigest()}
+        return {"path": str(path), "sha256": hashlib.sha256(read_bytes(path, "--emad-register")).hexdigest()}
 
     @cached_property
     def _unloaded_providers(self) -> list[str]:

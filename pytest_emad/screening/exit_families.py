@@ -95,7 +95,7 @@ def tuned_lens_families(fitted: FittedLens, vocabulary: int) -> list[ExitFamily]
         BadArgument: a lens without a gate.
     """
     if fitted.gate is None:
-        raise BadArgument("fitted.gate", None, "a lens with a gate", "fit one: emad lens … --gate")
+        raise BadArgument("fitted.gate", None, "a lens with a gate", "fit one: emad lens … --exit-gate")
     lens, gate = fitted.lens, fitted.gate
     layers, lens_layers = lens.layers, tuple(lens.translators)
     rows = dict(zip(lens_layers, gate.weights, strict=True))

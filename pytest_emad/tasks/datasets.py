@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, MissingExtra, require_extra
 from emad_ref.files import BadFile, open_regular_file, parse_json
 from emad_ref.text import world
 from emad_ref.text.corpora import force_hub_offline, is_hub_reachable, iterate_file_documents
@@ -297,10 +297,13 @@ def load_hub_rows(source: str, hub: str, name: str | None, split: str) -> list[S
         BadArgument: invalid rows.
     """
     try:
+        require_extra(f"hub={hub!r}", "datasets", alternative="pass a data folder (pytest: --emad-data DIR)")
         from datasets import load_dataset
 
         with nullcontext() if is_hub_reachable() else force_hub_offline():
             rows = load_dataset(hub, name, split=split)
+    except MissingExtra as error:
+        raise TaskDataUnavailable(str(error)) from error
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise TaskDataUnavailable(
             f"hub={hub!r}, configuration {name!r}, split {split!r}, but it is out of reach "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -135,12 +134,6 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
     assert other_legs("EMAD-F1", **gated) == 5 + 11
 
 
-def test_whoever_brings_an_exit_asks_about_it() -> None:
-    asked = [RunPlan(REGISTER, Study(exit=found)).should_ask("EMAD-X1") for found in (None, Path("some.exit"))]
-    assert asked == [False, True]
-    assert not RunPlan(REGISTER, Study(exit=Path("some.exit"))).should_ask("EMAD-E12")
-
-
 class OneModel:
     """Measurements of which a claim reads only the name."""
 
@@ -230,18 +223,10 @@ def test_every_question_draws_from_the_studys_seed() -> None:
     assert drawn == [np.random.default_rng(3).random()] * 2
 
 
-def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
-    return RunPlan(REGISTER, Study(budget=BUDGETS[budget]), **docket).should_ask(claim)
-
-
 def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
-    waiting = {name for name in REGISTER if not asks(name)}
+    waiting = {name for name in REGISTER if find_question_of_claim(name).budget != "smoke"}
     pair = {name for name in REGISTER if find_question_of_claim(name).about == "pair"}
     exits = {f"EMAD-X{number}" for number in range(1, 7)}
     engines = {name for name in REGISTER if name.startswith("ENG-")}
     assert waiting == {"EMAD-E7", "EMAD-E12"} | exits | pair | engines, "a default run takes the sum of their times"
     assert not any(REGISTER[name].gate for name in waiting), "a waiting gate would pass without a decision"
-    assert asks("EMAD-E12", "standard")
-    assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
-    whole = RunPlan(REGISTER, RUN)
-    assert all(whole.should_ask(name, pair_named=True) for name in pair)

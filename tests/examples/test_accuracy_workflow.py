@@ -75,7 +75,7 @@ def test_every_option_is_one_that_there_is() -> None:
     args = cli.build_parser().parse_args([word.replace("$MARGIN", WORKFLOW["env"]["MARGIN"]) for word in words])
     assert (args.margin, args.inconclusive) == (0.01, "fail")
     text = (ACCURACY / "README.md").read_text(encoding="utf-8")
-    assert "`emad accuracy base candidate --margin 1% --inconclusive fail`" in text
+    assert "`emad accuracy base candidate --largest-drop 1% --inconclusive fail`" in text
     assert len(text.splitlines()) <= 40
     assert "--log_samples" in (ACCURACY / "evaluate.sh").read_text(encoding="utf-8")
 

@@ -67,7 +67,7 @@ def test_holms_family_counts_every_model_of_the_run(
 def test_a_users_register_can_take_a_gate_away(project: pytest.Pytester, run: Run) -> None:
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\ngate = false\n")
     one_verdict(project, "falsified")
-    assert run("--emad-claims", "claims.toml").ret == PASSES
+    assert run("--emad-register", "claims.toml").ret == PASSES
 
 
 def test_the_message_is_the_line_of_the_summary_and_why(project: pytest.Pytester, run: Run) -> None:
@@ -178,7 +178,7 @@ def test_gate_known_follows_the_weights_and_not_the_name(project: pytest.Pyteste
         (", 'world:premise'", ["--emad-margin", "0.3"]),
         (", 'world:premise'", ["--emad-limit", "7"]),
         (", 'world:premise'", ["--emad-gate-claims", "EMAD-R1"]),
-        (", 'world:premise'", ["--emad-claims", "claims.toml"]),
+        (", 'world:premise'", ["--emad-register", "claims.toml"]),
     ],
 )
 def test_gate_known_compares_like_with_like_and_fails_where_it_compares_nothing(

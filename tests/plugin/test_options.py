@@ -38,7 +38,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "report": ("new/report", "new/report"),
     "gate": ("known", "known"),
     "gate-claims": ("EMAD-E1,EMAD-E3", frozenset({"EMAD-E1", "EMAD-E3"})),
-    "claims": ("claims.toml", "claims.toml"),
+    "register": ("claims.toml", "claims.toml"),
     "inconclusive": ("fail", "fail"),
     "require": ("energy,golden", frozenset({"energy", "golden"})),
     "evidence": ("timed", "timed"),
@@ -54,7 +54,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "allow-code-execution": ("unconfined", "unconfined"),
 }
 FIELDS = {"model": "models"}
-PATHS = ("profile", "exit", "report", "claims", "golden", "data", "task-path")
+PATHS = ("profile", "exit", "report", "register", "golden", "data", "task-path")
 
 
 @pytest.fixture(autouse=True)
@@ -217,8 +217,8 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-profile="], "--emad-profile='', but expected a name"),
         (["--emad-gate", "papers"], "--emad-gate='papers', but expected one of paper, decoder, known"),
         (["--emad-gate-claims", "EMAD-X9"], "--emad-gate-claims='EMAD-X9', but expected ids of the register: EMAD-F1"),
-        (["--emad-claims", "nowhere.toml"], "--emad-claims='nowhere.toml', but expected an existing file"),
-        (["--emad-claims", "profile.json"], "valid TOML"),
+        (["--emad-register", "nowhere.toml"], "--emad-register='nowhere.toml', but expected an existing file"),
+        (["--emad-register", "profile.json"], "valid TOML"),
         (["--emad-inconclusive", "pass"], "one of warn, fail"),
         (["--emad-require", "energy,sped"], "--emad-require='sped', but expected a comma list of energy, speed"),
         (["--emad-budget", "huge"], "--emad-budget='huge', but expected one of smoke, standard, full"),
@@ -234,6 +234,17 @@ def test_bad_values_are_usage_errors_that_name_the_remedy(run: Run, arguments: l
     result = run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in "\n".join(result.errlines + result.outlines)
+
+
+def test_all_bad_values_are_told_at_once(run: Run) -> None:
+    result = run("--emad-seed", "-1", "--emad-budget", "huge", "-o", "emad_limit=0")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    told = [line for line in result.errlines if "but expected" in line]
+    names = ("ERROR: --emad-budget=", "--emad-seed=", "ini emad_limit=")
+    assert [any(line.startswith(name) for line in told) for name in names] == [True] * 3
+    result = run("--emad-gate-claims", "EMAD-X9", "--emad-model", "a", "--emad-model", "a", "--emad-only", "EMAD-X9")
+    told = [line.removeprefix("ERROR: ").partition("=")[0] for line in result.errlines if "but expected" in line]
+    assert told == ["--emad-only", "--emad-model", "--emad-gate-claims"]
 
 
 def test_updates_are_refused_in_ci(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_a_report_holds_the_run_and_every_test(project: pytest.Pytester, run: Ru
     )
     (project.path / "claims.toml").write_text("[EMAD-F1]\ngate = false\n")
     before = datetime.now(UTC).replace(microsecond=0)
-    result = run("--emad-report", "out", "-k", "not left_out", "--emad-claims", "claims.toml")
+    result = run("--emad-report", "out", "-k", "not left_out", "--emad-register", "claims.toml")
     report = read_report(project.path / "out")
     tests = {entry["nodeid"].partition("::")[2]: entry for entry in report["tests"]}
     assert {name: entry["outcome"] for name, entry in tests.items()} == {
@@ -77,7 +77,7 @@ def test_a_report_holds_the_run_and_every_test(project: pytest.Pytester, run: Ru
     assert described["exit_status"] == result.ret == 1
     assert before <= datetime.fromisoformat(described["started"]) <= datetime.now(UTC)
     assert 0 < described["duration_s"] < 600
-    assert described["command"][-4:] == ["-k", "not left_out", "--emad-claims", "claims.toml"]
+    assert described["command"][-4:] == ["-k", "not left_out", "--emad-register", "claims.toml"]
     assert described["claims_file"] == {
         "path": str(project.path / "claims.toml"),
         "sha256": hashlib.sha256(b"[EMAD-F1]\ngate = false\n").hexdigest(),

@@ -198,7 +198,7 @@ def test_a_row_is_decided_unless_the_decoder_left_it_open(
     )
     rewritten(suites, "claims/test_model", told)
     (project.path / "claims.toml").write_text("[EMAD-F1]\ngate = false\n")
-    result = run("suites", "--emad-claims", "claims.toml")
+    result = run("suites", "--emad-register", "claims.toml")
     expected = [] if said is None else [f"EMAD-F1: not decided for emad-tiny: {said}; let the decoder answer"]
     assert [line.partition(", or --emad-waive")[0] for line in failures(result)] == expected
     assert result.ret == (OK if said is None else FAILED)

@@ -259,7 +259,7 @@ class TestOptions:
         self, judge: Run, tiny: Path, tmp_path: Path, content: str, said: list[str]
     ) -> None:
         (tmp_path / "claims.toml").write_text(content)
-        assert_one_clear_error(judge("claims", *ASKED, model=tiny, claims=tmp_path / "claims.toml"), *said)
+        assert_one_clear_error(judge("claims", *ASKED, model=tiny, register=tmp_path / "claims.toml"), *said)
 
 
 @pytest.mark.slow  # three processes, each of which imports torch

@@ -140,7 +140,7 @@ def test_a_right_server_is_judged_at_its_tier_without_a_waiver(
     assert re.search(words, " ".join(text_of(result).split())), text_of(result)
     titles = ["Pairs of requests asked"] + [STREAM_TIMES] * streams
     assert [table["title"] for table in report["tables"]] == titles
-    required = ["--require-tier", asked["tier"], "--require-decoder", "foreign"]
+    required = ["--tier", asked["tier"], "--expect-decoder", "foreign"]
     assert cli.main(["verify", str(pytester.path / "report"), *required]) == 0
 
 

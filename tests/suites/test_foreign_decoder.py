@@ -65,7 +65,7 @@ def test_an_honest_foreign_decoder_passes_every_suite(
     waivers = [f"--emad-waive={of}={reason}" for of, reason in WAIVED.items()]
     result = judge_apart(
         "invariants", "fidelity", "claims/test_model.py", "cost/test_claims.py::test_claim",
-        more=(".", *waivers, *only(*(f"EMAD-{name}" for name in DECIDED))), model=tiny, claims=ungated, report="out",
+        more=(".", *waivers, *only(*(f"EMAD-{name}" for name in DECIDED))), model=tiny, register=ungated, report="out",
     )  # fmt: skip
     outcomes = result.parseoutcomes()
     assert result.ret == pytest.ExitCode.OK, text_of(result)

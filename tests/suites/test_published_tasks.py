@@ -48,7 +48,7 @@ def test_tasks_reach_the_verdict_the_table_and_the_notes(
     monkeypatch.setenv("COLUMNS", "300")  # tables are as wide as the terminal
     out = tmp_path / "out"
     result = judge(
-        *F1, model=reader, corpus="self", data=data, tasks="arc_easy,wikitext,humaneval", limit=32, claims=ungated,
+        *F1, model=reader, corpus="self", data=data, tasks="arc_easy,wikitext,humaneval", limit=32, register=ungated,
         report=out, more=("-vv", *NOT_LITERAL),
     )  # fmt: skip
     assert result.ret == pytest.ExitCode.OK, text_of(result)

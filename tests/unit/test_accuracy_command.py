@@ -26,8 +26,8 @@ def run(*words: str | Path) -> int:
         (OPEN, [], 0),
         (OPEN, ["--inconclusive", "fail"], 1),
         (KEPT, ["--inconclusive", "fail"], 0),
-        (FELL, ["--margin", "10%"], 0),
-        (FELL, ["--margin", "0.1"], 0),
+        (FELL, ["--largest-drop", "10%"], 0),
+        (FELL, ["--largest-drop", "0.1"], 0),
         (FELL, ["--items", "-1"], 4),
     ],
 )
@@ -41,7 +41,7 @@ def test_the_exit_status_is_the_verdict(
 def test_a_margin_is_points_or_a_fraction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, margin: float
 ) -> None:
-    run(*write_choice_pair(tmp_path, 120), "--margin", text, "--json")
+    run(*write_choice_pair(tmp_path, 120), "--largest-drop", text, "--json")
     assert json.loads(capsys.readouterr().out)["margin"] == pytest.approx(margin)
 
 
@@ -50,7 +50,7 @@ def test_a_margin_that_may_mean_something_else_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(*write_choice_pair(tmp_path, 20), f"--margin={text}")
+        run(*write_choice_pair(tmp_path, 20), f"--largest-drop={text}")
     assert ended.value.code == 4
     expected = "but expected points such as 1%, at most 50%, or a fraction such as 0.01, below 0.5"
     assert expected in capsys.readouterr().err

@@ -99,16 +99,16 @@ def generated(capsys, *options):
 
 
 def test_generate_prints_an_object_per_token_to_a_pipe(small, capsys):
-    rows = generated(capsys, "--tokens", "5")
+    rows = generated(capsys, "--max-new-tokens", "5")
     assert 1 <= len(rows) <= 5
     for row in rows:
         assert row == {"text": f"<{row['token']}>", "token": row["token"], "depth": 6, "layers": 6, "model": "small"}
 
 
 def test_generate_writes_text_where_it_is_asked_for(small, capsys, monkeypatch):
-    tokens = [row["token"] for row in generated(capsys, "--tokens", "12")]
+    tokens = [row["token"] for row in generated(capsys, "--max-new-tokens", "12")]
     monkeypatch.setenv("COLUMNS", "20")
-    assert cli.main(["generate", "small", "hello", "--tokens", "12", "--format", "text"]) == 0
+    assert cli.main(["generate", "small", "hello", "--max-new-tokens", "12", "--format", "text"]) == 0
     text, *lines = capsys.readouterr().out.splitlines()
     assert text == "hello" + "".join(f"<{token}>" for token in tokens)
     depths = " ".join(["6"] * len(tokens))
@@ -126,7 +126,7 @@ def test_generate_colours_the_text_in_a_terminal(small, capsys, monkeypatch, env
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert cli.main(["generate", "small", "hello", "--tokens", "4"]) == 0
+    assert cli.main(["generate", "small", "hello", "--max-new-tokens", "4"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert ("\x1b" in first) is ("depth 1 " in first) is (expected is not None)
     assert rest[0].startswith("hello" + (expected or "<")) if expected else first.startswith("hello<")
@@ -138,7 +138,7 @@ def test_generate_exits_early_with_a_profile_and_not_above_the_margin(small, tmp
     capsys.readouterr()
 
     def mean(*options):
-        rows = generated(capsys, "--tokens", "12", "--profile", str(out), *options)
+        rows = generated(capsys, "--max-new-tokens", "12", "--profile", str(out), *options)
         return sum(row["depth"] for row in rows) / len(rows)
 
     highest = max(load_profile(out).targets_nats)
@@ -153,7 +153,7 @@ def test_generate_exits_early_at_a_confidence(small, capsys):
 
 def test_generate_samples_by_its_seed(small, capsys):
     def text(seed):
-        return generated(capsys, "--tokens", "8", "--temperature", "1", "--seed", seed)
+        return generated(capsys, "--max-new-tokens", "8", "--temperature", "1", "--seed", seed)
 
     assert text("1") == text("1")
     assert text("1") != text("2")
@@ -161,8 +161,8 @@ def test_generate_samples_by_its_seed(small, capsys):
 
 def test_generate_by_a_pair_names_who_wrote(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    argv = ["generate", "emad-tiny", "Kai", "--small-model", "emad-nano", "--tokens", "12"]
-    argv += ["--threshold", "0.3", "--window", "2", "--least-run", "2"]
+    argv = ["generate", "emad-tiny", "Kai", "--small-model", "emad-nano", "--max-new-tokens", "12"]
+    argv += ["--threshold", "0.3", "--entropy-window", "2", "--least-run", "2"]
     assert cli.main(argv) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["model"] for row in rows} == {"emad-tiny", "emad-nano"}
@@ -175,7 +175,13 @@ def test_generate_by_a_pair_names_who_wrote(capsys, monkeypatch):
 
 
 def test_generate_lets_an_encoder_decoder_answer_its_source(capsys):
-    argv = ["generate", "emad-t5-tiny-tuned", "question: Where is Mia? context: Mia went to the barn.", "--tokens", "9"]
+    argv = [
+        "generate",
+        "emad-t5-tiny-tuned",
+        "question: Where is Mia? context: Mia went to the barn.",
+        "--max-new-tokens",
+        "9",
+    ]
     assert cli.main([*argv, "--confidence", "0.9"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["layers"] for row in rows} == {10}
@@ -206,19 +212,25 @@ BAD = [
     (["calibrate", "small", "{tmp}/p.json", "--corpus", "nowhere"], "corpus='nowhere'"),
     (["calibrate", "small", "{tmp}/p.json", "--documents", "0"], "documents=0, but expected a number from 1 to"),
     (["world", "world:premise", "--documents", "-3"], "documents=-3, but expected a number from 1 to 1,000,000,000"),
-    (["lens", "small", "{tmp}/l", "--held-out", "0"], "held_out=0, but expected a number from 1 to 1,000,000,000"),
+    (["lens", "small", "{tmp}/l", "--held-out", "0"], "--held-out=0, but expected a number from 1 to 1,000,000,000"),
     (["generate", "small", "hi", "--entropy", "-1"], "entropy=-1.0, but expected a number from 0 to 1,000,000"),
     (
         ["calibrate", "small", "{tmp}/p.json", "--documents", "2", "--probes", "4", "2"],
         "probes=(4, 2), but expected ascending",
     ),
     (["calibrate", "small", "{tmp}/p.json", "--documents", "2", "--probes", "6"], "probes=(6,)"),
-    (["generate", "small", "hi", "--tokens", "0"], "tokens=0, but expected a number from 1 to 1,000,000,000"),
-    (["generate", "small", "hi", "--tokens", "1000"], "positions="),
+    (
+        ["generate", "small", "hi", "--max-new-tokens", "0"],
+        "--max-new-tokens=0, but expected a number from 1 to 1,000,000,000",
+    ),
+    (["generate", "small", "hi", "--max-new-tokens", "1000"], "positions="),
     (["generate", "small", "hi", "--margin", "1"], "margin=1.0, but expected --profile too"),
-    (["generate", "small", "hi", "--least-run", "3"], "least_run=3, but expected --small-model too"),
+    (["generate", "small", "hi", "--least-run", "3"], "--least-run=3, but expected --small-model too"),
     (["generate", "small", "hi", "--temperature", "-1"], "temperature=-1.0"),
-    (["generate", "small", "hi", "--profile", "{tmp}/none.json"], "none.json' cannot be read (No such file"),
+    (
+        ["generate", "small", "hi", "--profile", "{tmp}/none.json"],
+        "none.json', but expected an existing file; looked at",
+    ),
     (["sweep", "small", "--documents", "0"], "documents=0, but expected a number from 1 to 1,000,000,000"),
     (["calibrate", "small", "{tmp}"], "expected a regular file, or none yet; choose another name (it is a folder)"),
     (["calibrate", "small", "."], "out='.', but expected the name of a file"),
@@ -230,22 +242,28 @@ BAD = [
         "but expected a number from 1 to 1,000,000,000",
     ),
     (["sweep", "small", "--out", "/dev/null/x.json"], "out='/dev/null/x.json', but expected"),
-    (["generate", "small", "hi", "--profile", "/dev/zero"], "cannot be read (it is a device); calibrate again"),
-    (["generate", "small", "hi", "--seed", "-1"], "seed=-1, but expected a number from 0 to 4,294,967,295"),
-    (["generate", "small", "hi", "--seed", str(2**32)], "seed=4294967296, but expected a number from 0"),
+    (["generate", "small", "hi", "--profile", "/dev/zero"], "--profile='/dev/zero', but expected an existing file"),
+    (
+        ["generate", "small", "hi", "--seed", "-1"],
+        "--seed='-1', but expected a whole number ≥ 0, and at most 4294967295",
+    ),
+    (["generate", "small", "hi", "--seed", str(2**32)], "--seed='4294967296', but expected a whole number ≥ 0"),
     (["generate", "small", "hi", "--confidence", "2"], "confidence=2.0, but expected a number from 0 to 1"),
     (["generate", "small", "hi", "--confidence", "-1"], "confidence=-1.0, but expected a number from 0 to 1"),
     (["generate", "small", "hi", "--confidence", "inf"], "confidence=inf, but expected a number from 0 to 1"),
-    (["generate", "small", "hi", "--window", str(10**20)], "but expected a number from 1 to 1,000,000,000"),
-    (["generate", "small", "hi", "--least-run", "0"], "least_run=0, but expected a number from 1 to 1,000,000,000"),
+    (["generate", "small", "hi", "--entropy-window", str(10**20)], "but expected a number from 1 to 1,000,000,000"),
+    (["generate", "small", "hi", "--least-run", "0"], "--least-run=0, but expected a number from 1 to 1,000,000,000"),
     (["lens", "small", "{tmp}/l.safetensors", "--rate", "1e300"], "rate=1e+300, but expected a number above 0 to 1"),
     (["lens", "small", "{tmp}/l.safetensors", "--rate", "0"], "rate=0.0, but expected a number above 0 to 1"),
     (["screen", "small", "{tmp}/e", "--rise", "nan"], "rise=nan, but expected a fraction above 0 and below 0.22; 0.01"),
     (["screen", "small", "{tmp}/e", "--rise", "inf"], "rise=inf, but expected a fraction above 0 and below 0.22; 0.01"),
     (["generate", "small", "hi", "--temperature", "nan"], "temperature=nan, but expected a number from 0 to 1,000"),
     (["screen", "small", "{tmp}/e.safetensors", "--threads", str(10**12)], "but expected a number from 1 to 4,096"),
-    (["generate", "small", "hi", "--margin", "nan"], "margin=nan, but expected a number from"),
+    (["generate", "small", "hi", "--margin", "nan"], "--margin='nan', but expected a finite number of nats"),
     (["generate", "small", "hi", "--temperature", "inf"], "temperature=inf, but expected a number from"),
+    (["calibrate", "small", "{tmp}/p.json", "--stride", "3"], "--stride=3, but expected one of 2, 4, 6, 8"),
+    (["sweep", "small", "--documents", "few"], "--documents='few', but expected a whole number in plain digits"),
+    (["sweep", "small", "--budget", "large"], "--budget='large', but expected one of smoke, standard, full"),
 ]
 
 
@@ -536,9 +554,9 @@ def test_an_encoder_decoder_is_no_model_of_documents(small, monkeypatch, tmp_pat
 
 
 def test_an_empty_prompt_needs_an_opening_token(small, capsys):
-    assert cli.main(["generate", "small", "", "--tokens", "2"]) == 0
+    assert cli.main(["generate", "small", "", "--max-new-tokens", "2"]) == 0
     small.opening_token_id = None
-    assert cli.main(["generate", "small", "", "--tokens", "2"]) == 4
+    assert cli.main(["generate", "small", "", "--max-new-tokens", "2"]) == 4
     assert "start with the model's opening token" in capsys.readouterr().err
 
 
@@ -547,15 +565,11 @@ UNPARSABLE = [
     ["dance"],
     ["train"],
     ["generate", "small"],
-    ["world", "x", "--documents", "few"],
     ["merge", "out.json"],
-    ["calibrate", "small", "p.json", "--stride", "3"],
     ["calibrate", "small", "p.json", "--stride", "2", "--probes", "1"],
     ["calibrate", "small", "p.json", "--bins", "position", "--bins-of", "q.json"],
     ["report"],
     ["sweep"],
-    ["sweep", "small", "--documents", "few"],
-    ["sweep", "small", "--budget", "large"],
 ]
 
 
@@ -607,7 +621,7 @@ def test_report_shows_what_changed_since_another(tmp_path, capsys):
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m"))
     stored = (bad / "report.json").read_text(encoding="utf-8")
-    (bad / "report.json").write_text(stored.replace('"schema": 5', '"schema": 4'), encoding="utf-8")
+    (bad / "report.json").write_text(stored.replace('"schema": 6', '"schema": 4'), encoding="utf-8")
     other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
     mine.mkdir()
@@ -616,7 +630,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
         ([tmp_path / "none"], "report.json' cannot be read (No such file or directory)"),
-        ([bad], "has schema=4, but this version reads 5 alone"),
+        ([bad], "has schema=4, but this version reads 6 alone"),
         ([good, bad, "--out", tmp_path / "out"], "has schema=4"),
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),

@@ -114,7 +114,9 @@ def test_a_pipe_that_breaks_where_there_is_no_output_is_a_status(monkeypatch):
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-@pytest.mark.parametrize(("arguments", "status"), [("generate emad-nano Kai --tokens 1", 0), ("verify nowhere", 4)])
+@pytest.mark.parametrize(
+    ("arguments", "status"), [("generate emad-nano Kai --max-new-tokens 1", 0), ("verify nowhere", 4)]
+)
 def test_a_closed_stream_is_no_traceback_and_goes_to_no_other(closed, arguments, status):
     words = f"{shlex.join(EMAD)} {arguments} {closed}"
     done = subprocess.run(words, shell=True, capture_output=True, text=True, cwd=ROOT)

@@ -88,11 +88,14 @@ def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
         (("--rank", "0"), "rank=0, but expected a rank ≥ 1"),
         (("--layers", "6"), "layers=(6,), but expected layers in 1–5"),
         (("--layers", "4", "2"), "layers=(4, 2), but expected ascending layers"),
-        (("--gate", "--held-out", "1"), "held_out=1, but expected at least 2 tokens with --gate; a gate is fitted"),
+        (
+            ("--exit-gate", "--held-out", "1"),
+            "held_out=1, but expected at least 2 tokens with --exit-gate; a gate is fitted",
+        ),
         (("--steps", "0"), "steps=0, but expected a number from 1 to"),
         (("--rate", "0"), "rate=0.0, but expected a number above 0 to 1"),
         (("--corpus", "nowhere"), "corpus='nowhere'"),
-        (("--seed", "-1"), "seed=-1"),
+        (("--seed", "-1"), "--seed='-1'"),
     ],
 )
 def test_bad_input_is_one_line(small, tmp_path, capsys, options, said):
@@ -118,7 +121,7 @@ def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
     capsys.readouterr()
 
     def depths(threshold):
-        asked = ["--lens", str(tmp_path / "l"), "--entropy", threshold, "--tokens", "8"]
+        asked = ["--lens", str(tmp_path / "l"), "--entropy", threshold, "--max-new-tokens", "8"]
         assert cli.main(["generate", "small", "hello", *asked]) == 0
         return written(capsys)
 
@@ -131,12 +134,12 @@ def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
 
 def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_path, capsys):
     out = tmp_path / "l"
-    asked = ["generate", "small", "hello", "--lens", str(out), "--tokens", "8", "--divergence"]
+    asked = ["generate", "small", "hello", "--lens", str(out), "--max-new-tokens", "8", "--divergence"]
     assert fitted(out) == 0
     assert cli.main([*asked, "1"]) == 4
     assert "divergence=1.0, but expected a lens with a gate" in capsys.readouterr().err
     plain = load_lens(out)
-    assert fitted(out, "--gate") == 0
+    assert fitted(out, "--exit-gate") == 0
     gated = load_lens(out)
     assert (plain.gate, plain.lens.digest) == (None, gated.lens.digest)
     assert gated.gate is not None

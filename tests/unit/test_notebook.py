@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pytest_emad
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, EmadError
 from pytest_emad.statistics.verdicts import Leg, Verdict
 from tests.unit.report.sample_report import passed, report
 
@@ -76,8 +76,8 @@ def test_a_report_becomes_frames_with_bounds_and_legs() -> None:
 
 def test_claims_may_be_one_text_with_commas() -> None:
     """Read letter by letter, the text would be a list of patterns."""
-    with pytest.raises(BadArgument, match=r"--claims='EMAD-F9', .*nearest: EMAD-F1"):
-        pytest_emad.judge("emad-nano", claims="EMAD-E1,EMAD-F9")
+    with pytest.raises(EmadError, match=r"status 4: ERROR: --emad-only='EMAD-F9', .*nearest: EMAD-F1"):
+        pytest_emad.judge("emad-nano", only="EMAD-E1,EMAD-F9")
 
 
 def test_a_verdict_is_short_in_a_notebook() -> None:
@@ -88,8 +88,8 @@ def test_a_verdict_is_short_in_a_notebook() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"corpis": "wikitext"}, "unrecognized arguments: --corpis wikitext; did you mean --corpus?"),
-        ({"budget": "huge"}, "invalid choice: 'huge'"),
+        ({"corpis": "wikitext"}, "unrecognized arguments: --corpis=wikitext; did you mean --corpus?"),
+        ({"budget": "huge"}, "--budget='huge', but expected one of smoke, standard, full"),
     ],
 )
 def test_an_option_that_judge_does_not_have_is_refused(options: dict[str, str], said: str) -> None:

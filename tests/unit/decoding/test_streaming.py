@@ -138,7 +138,7 @@ def test_bytes_and_ids_beyond_the_tokenizer_join_to_the_text(byte_fallback: Path
 
 
 def test_the_command_prints_the_text_of_all_ids(byte_fallback: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--tokens", "60", "--temperature", "1.5", "--seed", "3", "--format", "jsonl"]
+    options = ["--max-new-tokens", "60", "--temperature", "1.5", "--seed", "3", "--format", "jsonl"]
     assert cli.main(["generate", str(byte_fallback), "the river", *options]) == 0
     pieces = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     ids, text = [piece["token"] for piece in pieces], "".join(piece["text"] for piece in pieces)

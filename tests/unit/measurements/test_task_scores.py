@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -286,7 +287,7 @@ def test_a_task_that_is_not_there_ends_the_run(
 
 
 def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_scores, "find_spec", lambda name: None)
-    with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy' needs lm_eval, .*pytest-emad\[tasks\]"):
         made("arc_easy").task_scores.published.require_known_tasks()
     assert made().task_scores.accuracy_tasks == [CONTINUATION_CHOICE]

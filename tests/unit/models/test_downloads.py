@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, MissingExtra
 from emad_ref.models import downloads
 from emad_ref.models.loading import load
 from emad_ref.models.model_spec import find_safetensors_source_folder
@@ -200,8 +200,8 @@ class TestRefused:
     def test_missing_packages_before_anything_is_downloaded(
         self, index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "gguf" else name)
-        self.refuse("not installed: gguf; pip install 'pytest-emad[gguf]'", capsys)
+        monkeypatch.setitem(sys.modules, "gguf", None)
+        self.refuse("needs gguf, not installed here; pip install 'pytest-emad[gguf]'", capsys)
 
     def test_an_environment_without_pip(
         self, index: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -342,8 +342,8 @@ class TestAFileAsAModel:
             assert said in error
 
     def test_the_extra_that_reads_it_is_named(self, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(downloads, "find_spec", lambda name: None if name == "gguf" else name)
-        with pytest.raises(BadArgument, match=r"not installed: gguf; pip install 'pytest-emad\[gguf\]'"):
+        monkeypatch.setitem(sys.modules, "gguf", None)
+        with pytest.raises(MissingExtra, match=r"needs gguf, not installed here; pip install 'pytest-emad\[gguf\]'"):
             require_weights_available(str(weights))
 
 

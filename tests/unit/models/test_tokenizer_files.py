@@ -338,7 +338,7 @@ def test_a_run_reads_the_file_and_says_so(
     assert "Qwen2Tokenizer of Transformers reads" in remark
     assert remark == loaded.provenance["tokenizer_file"]
     assert remark in caplog.text
-    assert main(["generate", str(model), "On 31.12.1999", "--tokens", "2"]) == 0
+    assert main(["generate", str(model), "On 31.12.1999", "--max-new-tokens", "2"]) == 0
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -52,7 +52,7 @@ def test_a_tokenizer_written_in_python_works_wherever_one_is_touched(
     ids = [piece.token for piece in pieces]
     assert "".join(piece.text for piece in pieces) == loaded.tokenizer.decode(ids)
     assert shared_vocabulary_size(loaded, load(str(folder))) == ROWS
-    assert cli.main(["generate", str(folder), "Ben has", "--tokens", "4"]) == 0
+    assert cli.main(["generate", str(folder), "Ben has", "--max-new-tokens", "4"]) == 0
     assert cli.main(["calibrate", str(folder), str(tmp_path / "profile.json"), "--documents", "3"]) == 0
     assert "Traceback" not in capsys.readouterr().err
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from emad_ref.errors import BadArgument
-from emad_ref.probes.estimators import ExactIndex, FaissIndex, FaissNotInstalled, recall_at_k_by_row
+from emad_ref.errors import BadArgument, MissingExtra
+from emad_ref.probes.estimators import ExactIndex, FaissIndex, recall_at_k_by_row
 
 VOCABULARY, WIDTH, TOPICS = 900, 24, 30
 
@@ -118,15 +118,8 @@ def test_impossible_sizes_are_refused(approximate, rows, arguments, message):
 
 
 def test_without_faiss_the_error_names_the_extra(monkeypatch, rows):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "faiss":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FaissNotInstalled, match=r"pip install 'pytest-emad\[faiss\]', or search='lowrank'"):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'pytest-emad\[faiss\]', or search='lowrank'"):
         FaissIndex(rows)
 
 

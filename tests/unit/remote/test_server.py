@@ -309,11 +309,13 @@ def test_tokens_are_counted_before_they_are_read():
         session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub already holds one position of it
         assert "length" in judge("feed", ints(tokens=[[1, 2, 3, 4, 5]]), session=session).arrays
         kind, said = refused(judge("feed", ints(tokens=[[1]]), session=session))
-        assert (kind, said) == ("Failure", f"LimitExceeded: tokens=7, but {MOST_OF_ONE.format(6, '--tokens')}")
-        assert "tokens=8" in refused(judge("start", PROMPT, decoder=decoder))[1]
+        assert (kind, said) == ("Failure", f"LimitExceeded: positions=7, but {MOST_OF_ONE.format(6, '--positions')}")
+        assert "positions=8" in refused(judge("start", PROMPT, decoder=decoder))[1]
         judge("end", session=session)
         for max_new, held in ((5, 7), (10**9, 10**9 + 2)):
-            assert f"tokens={held}," in refused(judge("generate", PROMPT, decoder=decoder, max_new=max_new, stop=[]))[1]
+            assert (
+                f"positions={held}," in refused(judge("generate", PROMPT, decoder=decoder, max_new=max_new, stop=[]))[1]
+            )
         assert "stop" in judge("generate", PROMPT, decoder=decoder, max_new=4, stop=[]).header
         assert judge.decoders[0].heard[-1] == (1, 4, frozenset())
 

@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, MissingExtra
 from pytest_emad.report.figures import (
     FIGURES,
     LINE_STYLES,
     MARKERS,
     QUANTILES,
-    MatplotlibMissing,
     NoDrawableRows,
     figure_caption,
     open_figure,
@@ -383,6 +382,6 @@ def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):
 
 
 def test_what_to_draw_with_is_asked_for(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MatplotlibMissing, match=r"pip install 'pytest-emad\[report\]'"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'pytest-emad\[report\]'"):
         render_figure_svg("pareto", PARETO, "t")

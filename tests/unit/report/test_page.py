@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from emad_ref.errors import MissingExtra
 from pytest_emad.report.contents import build_report_contents
 from pytest_emad.report.depth_explorer import build_depth_explorers, depth_shade_index, has_matching_lists
 from pytest_emad.report.markdown import render_markdown_report
 from pytest_emad.report.page import (
-    JinjaMissing,
     inline_svg,
     read_package_text,
     render_figures_and_remark,
@@ -294,7 +294,7 @@ def test_a_figure_without_numbers_says_so():
 
 def test_what_sets_the_page_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(JinjaMissing, match=r"pip install 'pytest-emad\[report\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'pytest-emad\[report\]'"):
         render_html_page(build_report_contents([report()], [{}]))
 
 

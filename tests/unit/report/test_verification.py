@@ -66,7 +66,7 @@ def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
 
 def test_a_whole_report_is_believed(tmp_path, capsys):
     for options in ([], ["--require-suite", "all"], ["--require-suite", "invariants,fidelity"],
-                    ["--require-decoder", "foreign"], ["--require-decoder", "mylib"]):  # fmt: skip
+                    ["--expect-decoder", "foreign"], ["--expect-decoder", "mylib"]):  # fmt: skip
         status, said = verified(tmp_path, capsys, whole(), *options)
         assert status == 0, said
         assert f"complete, {len(SHIPPED)} tests passed; decoder: hook of plugin mylib (mylib)" in said
@@ -242,10 +242,10 @@ def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
     ours = whole(decoder={"name": OURS["name"], "foreign": False, "providers": [OURS], "overlooked": []})
     assert verified(tmp_path, capsys, ours)[0] == 0
     for wanted in ("foreign", "mylib"):
-        status, text = verified(tmp_path, capsys, ours, "--require-decoder", wanted)
+        status, text = verified(tmp_path, capsys, ours, "--expect-decoder", wanted)
         assert status == 1
-        assert f"--require-decoder {wanted}: reference (ours) was judged" in text
-    assert verified(tmp_path, capsys, whole(), "--require-decoder", "ours")[0] == 1
+        assert f"--expect-decoder {wanted}: reference (ours) was judged" in text
+    assert verified(tmp_path, capsys, whole(), "--expect-decoder", "ours")[0] == 1
 
 
 def test_our_own_decoder_proves_no_more_by_leaving_out(tmp_path, capsys):

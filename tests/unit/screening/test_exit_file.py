@@ -138,7 +138,10 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     save_exit(tmp_path / "advised", replace(found, leave_early=True))
     depths = {}
     for name, file, *way in (("e", "e"), ("e lossy", "e", "--lossy"), ("advised", "advised"), ("none", "none")):
-        assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / file), *way, "--tokens", "30"]) == 0
+        assert (
+            cli.main(["generate", "small", "hello", "--exit", str(tmp_path / file), *way, "--max-new-tokens", "30"])
+            == 0
+        )
         depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
     record = WalkedDecoder(model.stepper, found.point).generate([make_prompt_from_text(model, "hello")], 30)
     early, full = record.tokens.select_sequence(0, 1).depth.tolist(), [LAYERS] * 30
@@ -162,7 +165,7 @@ def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkey
     drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
     save_exit(tmp_path / "e", replace(found, drafting=drafting))
     save_exit(tmp_path / "none", replace(found, drafting=drafting, lossy=Absent("no slack")))
-    asked, said = ["generate", "small", "hello", "--tokens", "20", *options], []
+    asked, said = ["generate", "small", "hello", "--max-new-tokens", "20", *options], []
     for how in ((), ("--exit", str(tmp_path / "e"), "--lossless"), ("--exit", str(tmp_path / "none"))):
         assert cli.main([*asked, *how]) == 0
         said.append([json.loads(line)["token"] for line in capsys.readouterr().out.splitlines()])

@@ -30,9 +30,10 @@ def test_only_what_is_not_said_is_filled_in(argv, expected):
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert lm_eval.main([]) == 4
-    assert capsys.readouterr().err == "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'\n"
+    said = "emad: lm-eval's command needs lm_eval, not installed here; pip install 'pytest-emad[tasks]'\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path, monkeypatch):

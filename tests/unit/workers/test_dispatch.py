@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, MissingExtra
 from emad_ref.workers import dispatch
 from emad_ref.workers.dispatch import (
     DEATHS_ALLOWED,
@@ -152,8 +152,8 @@ def test_a_scheduler_out_of_reach_is_named_with_its_remedy(monkeypatch: pytest.M
 @pytest.mark.parametrize("address", ["dask://x:1", "processes:2"])
 def test_without_dask_the_error_names_the_extra(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
-    said = r"the package distributed; pip install 'pytest-emad\[cluster\]'"
-    with pytest.raises(BadArgument, match=said), open_workers(address):
+    said = r"needs distributed, not installed here; pip install 'pytest-emad\[cluster\]'"
+    with pytest.raises(MissingExtra, match=said), open_workers(address):
         pass
 
 
