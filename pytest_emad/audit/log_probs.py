@@ -7,6 +7,7 @@ error ε of logits moves a log-probability by at most 2ε: its own error, and th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import log_softmax
@@ -42,6 +43,24 @@ def greedy_session_log_probs(
     finally:
         session.close()
     return [TokenLogProbs.of_logits(row.argmax(axis=-1), row, top) for row in np.stack(columns, axis=1)]
+
+
+def session_prompt_log_probs(decoder: Decoder, prompt: Prompt) -> Floats:
+    """float64 [n − 1] log-probability of each token of ``prompt`` after its first, nats, from a session of its own."""
+    if len(prompt.tokens) == 1:
+        return np.zeros(0)
+    session, step = decoder.start([replace(prompt, tokens=prompt.tokens[:1])])
+    try:
+        fed = session.feed(prompt.tokens[None, 1:])
+    finally:
+        session.close()
+    return own_log_probs(np.concatenate([step.logits[0], fed.logits[0, :-1]]), prompt.tokens[1:])
+
+
+def own_log_probs(logits: Floats, tokens: Ints) -> Floats:
+    """float64 [m] log-probability, nats, of ``tokens`` [m] under ``logits`` [m, V]."""
+    own: Floats = log_softmax(np.asarray(logits, dtype=np.float64), axis=-1)[np.arange(len(tokens)), tokens]
+    return own
 
 
 def check_log_probs(under_test: DecoderUnderTest, prompts: Sequence[Prompt], max_new: int, top: int) -> Finding:

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from pytest_emad.audit.tolerances import UNIT_ROUNDOFF
 from pytest_emad.claims.base import ClaimContext, make_model_question, make_unmet_causal_lm_verdict
 from pytest_emad.measurements.engine import (
@@ -37,7 +38,7 @@ from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
 from pytest_emad.statistics.verdicts import Leg, Verdict
 
-AGREEMENT = "top-1 agreement"
+AGREEMENT, GIVEN_TEXT = "top-1 agreement", "perplexity of given text"  # names of legs
 SAMPLING_LEGS = 14
 
 
@@ -50,19 +51,21 @@ def compute_divergence_bound(found: DistributionEvidence) -> float:
 def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
     """ENG-1: mean KL of the reference's next-token distribution from the engine's, and the rise of perplexity.
 
-    The second allows for ruined documents outside the sample (``statistics.rates.estimate_perplexity_rise``), which
-    would diverge too; so the first allows only for skew. Top-1 agreement is attached.
+    The second is that of given text, and does not apply if the engine reports no log-probabilities of it. It allows for
+    ruined documents outside the sample (``statistics.rates.estimate_perplexity_rise``), which would diverge too; so the
+    first then allows only for skew. Top-1 agreement is attached.
     """
     bound, rise = compute_divergence_bound(found), asked.claim.thresholds["perplexity_rise"]
     divergence = mean_rate(found.divergence, found.positions, threshold=bound, rng=asked.rng, unit="nats", worst=0.0)
-    loss = found.loss, found.own_loss, found.positions
-    perplexity = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
-    tests = [
-        asked.make_leg_test(f"KL at {found.dtype}", divergence, "above", bound),
-        asked.make_leg_test("perplexity of emitted tokens", perplexity, "above", rise),
-    ]
+    tests, beside = [asked.make_leg_test(f"KL at {found.dtype}", divergence, "above", bound)], []
+    if isinstance(found.given, Absent):
+        beside.append(Leg(GIVEN_TEXT, "not applicable", None, None, 0, None, "", found.given.reason))
+    else:
+        losses = found.given.loss, found.given.own_loss, found.given.tokens
+        perplexity = estimate_perplexity_rise(*losses, threshold=rise, rng=asked.rng)
+        tests.append(asked.make_leg_test(GIVEN_TEXT, perplexity, "above", rise))
     agreement = mean_rate(found.agreeing, found.positions, threshold=1.0, rng=asked.rng, unit="share")
-    return asked.decide_tests(tests, [build_measured_estimate_leg(AGREEMENT, agreement)])
+    return asked.decide_tests(tests, [*beside, build_measured_estimate_leg(AGREEMENT, agreement)])
 
 
 def decide_rows_match_reference(found: PartedRows, asked: ClaimContext) -> Verdict:

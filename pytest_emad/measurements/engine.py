@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from scipy.special import log_softmax
 
+from emad_ref.absent import Absent
 from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
@@ -23,7 +24,13 @@ from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsup
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import to_numpy_float64
 from pytest_emad.audit.finding import AuditRefutedError, prefix_raised_complaints
-from pytest_emad.audit.log_probs import generate_greedy_log_probs, require_greedy_log_probs, truncated_divergence
+from pytest_emad.audit.log_probs import (
+    generate_greedy_log_probs,
+    own_log_probs,
+    require_greedy_log_probs,
+    session_prompt_log_probs,
+    truncated_divergence,
+)
 from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order
 from pytest_emad.audit.token_comparison import check_same_tokens
 from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF, max_log_prob_error
@@ -38,6 +45,7 @@ TWIN_DOCUMENTS = 30  # documents for runs in other precisions
 REPORTED = 2.0**-22  # nats: largest mean error of log-probabilities written as float32
 COMPANY = tuple(range(1, 16))  # numbers of other rows in a request, since engines pad batches to their own sizes
 REPEATED = 16  # rows with compared tokens
+IN_FLIGHT = 8  # simultaneous requests
 TEMPERATURES = (0.5, 1.0, 2.0)  # the hottest last; engines may treat 1 as a special setting
 DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # sampled documents, those of a request, and seeds for each
 HEAD, TAIL = 0.5, 0.1  # probability mass of the likeliest tokens, and of the least likely ones
@@ -46,21 +54,32 @@ SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of self-sp
 
 
 @dataclass(frozen=True)
-class DistributionEvidence:
-    """Log-probabilities of new tokens, by document: engine against the judge's model.
+class GivenTextLosses:
+    """``loss``, ``own_loss`` [documents]: −log p in nats of given tokens, by the engine and the judge's model.
 
-    ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest tokens, summed, nats. ``loss``,
-    ``own_loss``: −log p of the emitted tokens, by the engine and the judge's model. ``agreeing``: tokens with equal
-    top-1. ``positions`` [documents]. ``dtype``: the engine's stated precision. ``twins``: dtype → (mean KL, mean error)
-    of the same folder's model in it. ``noise``: KL that rounding of the stated precision explains without a twin.
+    Tokens of the engine's own choice would say how sure it is: a sharper, worse engine would look better.
+    """
+
+    loss: ByDocument
+    own_loss: ByDocument
+    tokens: ByDocument
+
+
+@dataclass(frozen=True)
+class DistributionEvidence:
+    """Log-probabilities of new tokens and of given text, by document: engine against the judge's model.
+
+    ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest new tokens, summed, nats. ``agreeing``: new
+    tokens with equal top-1, of ``positions`` [documents]. ``given``: losses of the prompts' own tokens. ``dtype``: the
+    engine's stated precision. ``twins``: dtype → (mean KL, mean error) of the same folder's model in it. ``noise``: KL
+    that rounding of the stated precision explains without a twin.
     """
 
     divergence: ByDocument
     error: ByDocument
-    loss: ByDocument
-    own_loss: ByDocument
     agreeing: ByDocument
     positions: ByDocument
+    given: GivenTextLosses | Absent
     dtype: str
     twins: Mapping[str, tuple[float, float]]
     noise: float
@@ -128,32 +147,43 @@ class EngineAnswers:
                 if not (batch := self._varied[len(shown) : len(shown) + rows]):
                     break
                 shown += self._read_log_probs(decoder, batch)
-        expected = [self._expected(prompt, row) for prompt, row in zip(self._varied, shown, strict=True)]
-        columns = np.array([_compare(row, own) for row, own in zip(shown, expected, strict=True)]).T
-        divergence, error, loss, own_loss, agreeing = map(ByDocument.from_whole_documents, columns)
-        positions = ByDocument.from_whole_documents(np.full(len(shown), NEW))
-        tolerance = subject.tolerance
+        compared: list[tuple[float, ...]] = []
+        expected: list[Floats] = []
+        own_given: list[Floats] = []
+        for prompt, row in zip(self._varied, shown, strict=True):
+            whole = subject.reference_lens(np.concatenate([prompt.tokens, row.tokens[:-1]])).last_layer
+            own = log_softmax(whole[-len(row.tokens) :], axis=-1)
+            compared.append(_compare(row, own))
+            own_given.append(own_log_probs(whole[: len(prompt.tokens) - 1], prompt.tokens[1:]))
+            if len(expected) < TWIN_DOCUMENTS:
+                expected.append(own)
+        divergence, error, agreeing = map(ByDocument.from_whole_documents, np.array(compared).T)
         return DistributionEvidence(
-            divergence, error, loss, own_loss, agreeing, positions, self.stated_dtype,
+            divergence,
+            error,
+            agreeing,
+            ByDocument.from_whole_documents(np.full(len(shown), NEW)),
+            _given_text_losses([row.prompt for row in shown], own_given),
+            self.stated_dtype,
             {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.stated_dtype)},
-            tolerance**2 / 2 + REPORTED,
-        )  # fmt: skip
+            subject.tolerance**2 / 2 + REPORTED,
+        )
 
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
         """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
         found = generate_greedy_log_probs(decoder, prompts, NEW, TOP)
         with prefix_raised_complaints("log-probabilities: "):
-            for row in found:
-                require_greedy_log_probs(row, NEW, TOP, max_log_prob_error(None, self._subject.tolerance))
             if len(found) != len(prompts):
                 raise AuditRefutedError(f"{len(found)} rows for {len(prompts)} prompts")
-        return found
-
-    def _expected(self, prompt: Prompt, row: TokenLogProbs) -> Floats:
-        """Log-probabilities [m, V] by the judge's model."""
-        history = np.concatenate([prompt.tokens, row.tokens[:-1]])
-        expected: Floats = log_softmax(self._subject.reference_lens(history).last_layer[-len(row.tokens) :], axis=-1)
-        return expected
+            for row, prompt in zip(found, prompts, strict=True):
+                require_greedy_log_probs(row, NEW, TOP, max_log_prob_error(None, self._subject.tolerance))
+                if row.prompt is not None and len(row.prompt) != len(prompt.tokens) - 1:
+                    told = f"{len(row.prompt)} log-probabilities of a prompt of {len(prompt.tokens)} tokens"
+                    raise AuditRefutedError(told)
+        if getattr(decoder, "log_probs", None) is not None:
+            return found
+        prompted = zip(found, prompts, strict=True)
+        return [replace(row, prompt=session_prompt_log_probs(decoder, prompt)) for row, prompt in prompted]
 
     @torch.inference_mode()
     def _twin(self, dtype: str, shown: Sequence[TokenLogProbs], expected: Sequence[Floats]) -> tuple[float, float]:
@@ -202,7 +232,10 @@ class EngineAnswers:
 
     @cached_property
     def repeatability(self) -> PartedRows:
-        """Repeat the same requests immediately, alone, after other requests, and sampled under one seed (ENG-3)."""
+        """Repeat the same requests immediately, alone, after other requests, in flight, and under one seed (ENG-3).
+
+        Only in flight a near-tie excuses a difference: what is computed together there depends on arrival.
+        """
         subject, prompts = self._subject, self._ragged
         with subject.open_decoder(subject.full_depth_point, max_rows=len(prompts)) as decoder:
 
@@ -216,9 +249,14 @@ class EngineAnswers:
             for other in self._prompts[-REPEATED:]:
                 decoder.generate([other], 2, frozenset())
             backwards, later = alone(prompts[::-1]), together()  # other distances between requests per row
+            flights, noise = _answers_in_flight(decoder, prompts), decoder.capabilities.logit_noise
         runs = {"again": again, "after other requests": later}
         found = {name: _differing(run, first) for name, run in runs.items()}
-        return found | {"alone, again": _differing(backwards[::-1], one_by_one)} | self._sampled(prompts)
+        found |= {"alone, again": _differing(backwards[::-1], one_by_one)}
+        if flights:
+            parted = [self._parted(prompts, flight, one_by_one, noise) for flight in flights]
+            found[f"with {IN_FLIGHT} requests in flight"] = np.maximum(*parted)
+        return found | self._sampled(prompts)
 
     def _sampled(self, prompts: Sequence[Prompt]) -> dict[str, Ints]:
         """Tokens drawn twice under one seed; empty for a decoder that declines sampling."""
@@ -359,22 +397,40 @@ def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> N
         )
 
 
+def _answers_in_flight(decoder: Decoder, prompts: Sequence[Prompt]) -> list[list[Ints]]:
+    """Tokens of each prompt's request, ``IN_FLIGHT`` at a time, twice; [] for a decoder that answers one at a time."""
+    ask = getattr(decoder, "generate_at_once", None)
+    if ask is None:
+        return []
+    requests = [([prompt], NEW, frozenset[int]()) for prompt in prompts]
+    try:
+        return [[np.asarray(record.emitted[0]) for record in ask(requests, IN_FLIGHT)] for _ in range(2)]
+    except Unsupported:
+        return []
+
+
 def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:
     """[rows] 1 if tokens differ, without excuse, since the same request has the same sums."""
     return np.array([not np.array_equal(one, other) for one, other in zip(run, first, strict=True)], dtype=np.int64)
 
 
 def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
-    """(KL and |Δ log p| summed over a row; loss by the engine and the judge's model; tokens with equal top-1)."""
+    """(KL and |Δ log p| summed over a row; tokens with equal top-1)."""
     known = np.take_along_axis(own, row.ids, axis=-1)
-    places = row.ids == row.tokens[:, None]
     return (
         float(truncated_divergence(known, row.log_probs).sum()),
         float(np.abs(known - row.log_probs).mean(axis=-1).sum()),
-        -float(row.log_probs[places].sum()),
-        -float(known[places].sum()),
         float((row.ids[:, 0] == own.argmax(axis=-1)).sum()),
     )
+
+
+def _given_text_losses(told: Sequence[Floats | None], own: Sequence[Floats]) -> GivenTextLosses | Absent:
+    """Losses of each prompt's tokens after its first: ``told`` by the engine, ``own`` by the judge's model."""
+    pairs = [(row, mine) for row, mine in zip(told, own, strict=True) if row is not None and len(mine)]
+    if len(pairs) < sum(len(mine) > 0 for mine in own):
+        return Absent("no prompt log-probabilities: the decoder does not report those of given text")
+    columns = np.array([(-row.sum(), -mine.sum(), len(mine)) for row, mine in pairs]).T
+    return GivenTextLosses(*map(ByDocument.from_whole_documents, columns))
 
 
 def _repeated_draws(rows: Sequence[Sequence[Sequence[SampledRow]]], temperature: float) -> dict[str, ByDocument]:

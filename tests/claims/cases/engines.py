@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.protocol import StatedRule
 from pytest_emad.claims.engines import compute_divergence_bound
 from pytest_emad.measurements.engine import (
@@ -12,6 +13,7 @@ from pytest_emad.measurements.engine import (
     TEMPERATURES,
     AcceptanceEvidence,
     DistributionEvidence,
+    GivenTextLosses,
     SamplingEvidence,
 )
 from pytest_emad.measurements.stated_rule import OwnRuleSpeedupEvidence
@@ -34,10 +36,11 @@ def answers(
     dtype: str = "bfloat16",
     spread: float = 0.5,
     ruined: float = 0.0,
+    reported: bool = True,
 ):
     """Make documents of mean KL ``kl``, perplexity rise ``rise`` and mean error ``error``, each spread log-normally.
 
-    ``ruined``: share of documents that lose half a nat per token.
+    ``ruined``: share of documents that lose half a nat per token. ``reported``: log-probabilities of given text.
     """
 
     def found(rng: np.random.Generator) -> DistributionEvidence:
@@ -48,10 +51,11 @@ def answers(
         own = rng.gamma(4.0, 0.2, n)
         divergence, losses = spread_around(kl), own + np.log1p(rise) + 0.004 * rng.standard_normal(n)
         losses += 0.5 * (rng.uniform(size=n) < ruined)
-        columns = (divergence, spread_around(error), losses, own, rng.binomial(TOKENS, 0.999, n) / TOKENS)
-        sums = [ByDocument.from_whole_documents(TOKENS * column) for column in columns]
-        positions = ByDocument.from_whole_documents(np.full(n, TOKENS))
-        return DistributionEvidence(*sums, positions, dtype, TWINS, NOISE)
+        agreeing = rng.binomial(TOKENS, 0.999, n) / TOKENS
+        columns = (divergence, spread_around(error), agreeing, np.ones(n), losses, own, np.ones(n))
+        *new, loss, own_loss, tokens = (ByDocument.from_whole_documents(TOKENS * column) for column in columns)
+        given = GivenTextLosses(loss, own_loss, tokens) if reported else Absent("no prompt log-probabilities")
+        return DistributionEvidence(*new, given, dtype, TWINS, NOISE)
 
     return found
 
@@ -72,11 +76,18 @@ def has_bound(verdict) -> None:
     assert verdict.legs[0].threshold == BOUND == compute_divergence_bound(answers()(np.random.default_rng(0)))
 
 
+def leaves_perplexity_open(verdict) -> None:
+    (leg,) = [leg for leg in verdict.legs if leg.name == "perplexity of given text"]
+    assert (leg.outcome, leg.reason) == ("not applicable", "no prompt log-probabilities")
+
+
 ENG_1 = [
     Case("rounding alone", "holds", answers(800), draws=10, check=has_bound),
     Case("int8 under the name of bfloat16", "fails", answers(kl=2e-3), draws=10),
     Case("another model", "fails", answers(kl=0.3, rise=0.2), draws=5),
     Case("as near, but losses rise by a per cent", "fails", answers(rise=0.01), draws=10),
+    Case("without losses of given text", "holds", answers(800, reported=False), check=leaves_perplexity_open),
+    Case("another model, without them", "fails", answers(kl=0.3, reported=False)),
     Case("one document in a hundred is ruined", "edge", answers(800, ruined=0.01), draws=60),
     *celled("at the bound of its precision", "edge", diverging(BOUND), icc=(0.0,), draws=20),
     *celled("at the limit of perplexity", "edge", lambda n, icc: answers(n, rise=0.005), icc=(0.0,), draws=20),

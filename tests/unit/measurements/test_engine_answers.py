@@ -21,9 +21,11 @@ from emad_ref.point import truncated
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, Request, StatedRule, TokenLogProbs, Unsupported
 from emad_ref.record import Record
 from pytest_emad.audit.finding import AuditRefutedError
-from pytest_emad.audit.log_probs import greedy_session_log_probs
+from pytest_emad.audit.log_probs import greedy_session_log_probs, own_log_probs
+from pytest_emad.audit.model_lens import ModelLens
 from pytest_emad.claims.base import find_question_of_claim
-from pytest_emad.measurements.engine import ACCEPTANCE_NEW, EngineAnswers
+from pytest_emad.claims.engines import GIVEN_TEXT
+from pytest_emad.measurements.engine import ACCEPTANCE_NEW, EngineAnswers, GivenTextLosses
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.measurements.run_resources import RunResources, make_reference_decoder
 from pytest_emad.measurements.stated_rule import (
@@ -129,6 +131,16 @@ class Company(Changing):
         return record
 
 
+class Busy(Changing):
+    """Takes requests at once; every second one gets another last token."""
+
+    def generate_at_once(self, requests: Sequence[Any], at_once: int) -> list[Record]:
+        records = [self.generate(*request) for request in requests]
+        for record in records[::2]:
+            record.emitted[0][-1] = (record.emitted[0][-1] + 7) % 64
+        return records
+
+
 class Copying(Changing):
     """Gives the later half of a request's rows the tokens of the first half, whose prompts are equal."""
 
@@ -185,6 +197,7 @@ FAULTS: dict[str, tuple[str, Make]] = {
     ),
     "another answer the second time": ("ENG-3", lambda request: Changing(request, lambda rows, n: n == 2)),
     "another answer after other requests": ("ENG-3", lambda request: Changing(request, lambda rows, n: n > 9)),
+    "another answer in flight": ("ENG-3", lambda request: Busy(request, lambda rows, n: False)),
     "temperature is ignored": (
         "ENG-6",
         lambda request: make_reference_decoder(replace(request, temperature=float(request.temperature > 0))),
@@ -224,6 +237,65 @@ def test_a_planted_fault_falsifies_its_row(fault: str, loaded: LoadedModel) -> N
         4 if "seed" in fault or "taken" in fault else 8 if fault == "bfloat16 for a row alone" else 1
     ) * DOCUMENTS
     assert verdict(claim, loaded, make, documents=documents).verdict == "falsified"
+
+
+def of_weights(change: Callable[[Any], None]) -> Make:
+    """Return the decoder over a copy of the model with changed weights."""
+
+    def make(request: Request) -> Decoder:
+        changed = replace(request.model.load(), model=copy.deepcopy(request.model.load().model))
+        change(changed.model)
+        return make_reference_decoder(replace(request, model=replace(request.model, load=lambda: changed)))
+
+    return make
+
+
+def sharpen(model: Any) -> None:
+    """Make it surer of every token: logits times 1.3."""
+    model.get_output_embeddings().weight.data *= 1.3
+
+
+def disturb(model: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data *= 1 + 0.1 * torch.randn(weight.shape, generator=generator)
+
+
+@pytest.mark.parametrize("make", [of_weights(sharpen), of_weights(disturb)], ids=["surer", "noisy"])
+def test_losses_of_given_text_are_those_of_the_engines_weights(loaded: LoadedModel, make: Make) -> None:
+    """Of its own choices a surer, worse engine would be better."""
+    made: list[Any] = []
+
+    def remembered(request: Request) -> Decoder:
+        made.append(make(request))
+        return made[-1]  # type: ignore[no-any-return]
+
+    subject = ModelUnderTest(loaded, Study(), RunResources(remembered))
+    answers = EngineAnswers(subject, FEW)
+    found = answers.distributions.given
+    assert isinstance(found, GivenTextLosses)
+    lens = ModelLens(made[-1].stepper)  # of the engine's own weights
+    rows = [prompt.tokens for prompt in answers._varied]
+    for losses, of in ((found.own_loss, subject.reference_lens), (found.loss, lens)):
+        expected = [-own_log_probs(of(row).last_layer[:-1], row[1:]).sum() for row in rows]
+        assert losses.values == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_engine_that_reports_no_given_text_has_no_perplexity(loaded: LoadedModel) -> None:
+    decided = verdict("ENG-1", loaded, lambda request: Reporting(request, lambda prompts: False), documents=FEW)
+    (leg,) = [leg for leg in decided.legs if leg.name == GIVEN_TEXT]
+    assert (leg.outcome, leg.estimate) == ("not applicable", None)
+    assert leg.reason.startswith("no prompt log-probabilities")
+
+
+def test_log_probabilities_of_another_prompt_are_no_answer(loaded: LoadedModel) -> None:
+    class Cuts(Reporting):
+        def log_probs(self, prompts: Sequence[Prompt], max_new: int, top: int) -> list[TokenLogProbs]:
+            return [replace(row, prompt=np.zeros(1)) for row in super().log_probs(prompts, max_new, top)]
+
+    with pytest.raises(AuditRefutedError, match=r"1 log-probabilities of a prompt of \d+ tokens"):
+        verdict("ENG-1", loaded, lambda request: Cuts(request, lambda prompts: False), documents=FEW)
 
 
 def cut(row: TokenLogProbs) -> TokenLogProbs:
