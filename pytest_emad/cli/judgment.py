@@ -75,6 +75,10 @@ def build_pytest_arguments(args: argparse.Namespace) -> list[str]:
 
 def compare_models(args: argparse.Namespace) -> int:
     """Compare a model with another one, or with an engine: KL, top-1 agreement, perplexity (claim ENG-1)."""
+    for name in (args.model, args.other):
+        if not is_address(name):  # before torch is imported
+            require_weights_available(name)
+
     from pytest_emad.claims.base import RunPlan
     from pytest_emad.measurements.model_measurements import ModelMeasurements
     from pytest_emad.measurements.model_under_test import open_model
@@ -105,7 +109,6 @@ def _other_decoders(args: argparse.Namespace, stack: ExitStack) -> RunResources:
         address = parse_address(args.other, Path.cwd(), "OTHER")
         timeout = args.decoder_timeout or REMOTE_TIMEOUT_S
         return RunResources(stack.enter_context(closing(RemoteDecoders(address, timeout, args.decoder_dtype))).make)
-    require_weights_available(args.other)
     import torch
 
     from emad_ref.models.loading import load

@@ -177,7 +177,7 @@ def test_what_an_extra_is_missing_for_is_left_out_with_a_note(
     result = run_apart("--emad-report", "out")
     result.assert_outcomes(passed=1)
     assert result.ret == 0
-    found = re.search(r"emad: beside it report\.md.*: import of .*", unwrapped(result).str())
+    found = re.search(rf"emad: beside it report\.md.*: .*needs {absent}, not installed here.*", unwrapped(result).str())
     assert found
     assert "pip install 'pytest-emad[report]'; `emad report`" in found[0]
     assert files(project.path / "out") == {"report.json", "report.md"} | kept

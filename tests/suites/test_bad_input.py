@@ -206,7 +206,7 @@ class TestProfile:
         self, judge: Run, tiny: Path, tmp_path: Path, profile: Profile, ungated: Path
     ) -> None:
         profile.save(tmp_path / "profile.json")
-        options = {"model": tiny, "profile": tmp_path / "profile.json", "claims": ungated}
+        options = {"model": tiny, "profile": tmp_path / "profile.json", "register": ungated}
         judge("claims/test_model.py", more=only("EMAD-E13"), **options).assert_outcomes(passed=1)
 
     def test_margin_under_which_nothing_exits(self, judge: Run, tiny: Path) -> None:
