@@ -16,7 +16,7 @@ import emad_ref
 import pytest_emad
 from pytest_emad.cli import build_parser
 from pytest_emad.run import fixtures
-from pytest_emad.run.options import OPTIONS
+from pytest_emad.run.option_table import OPTIONS
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 

@@ -26,7 +26,8 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, TokenLog
 from pytest_emad import hardware, reproduce
 from pytest_emad.cli import VERBS, build_parser
-from pytest_emad.run.options import OPTIONS, get_run_settings
+from pytest_emad.run.option_table import OPTIONS
+from pytest_emad.run.options import get_run_settings
 from pytest_emad.statistics.goldens import (
     MACHINE_BOUND,
     SEED_DEPENDENT,

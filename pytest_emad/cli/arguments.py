@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from emad_ref.console import USAGE_ERROR
 from emad_ref.errors import BadArgument, EmadError, escape_unsafe, is_number, nearest_names, suggest_nearest
 from pytest_emad.measurements.option_values import MOST, MOST_NATS, parse_number
-from pytest_emad.run.options import OPTIONS
+from pytest_emad.run.option_table import OPTIONS
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")  # those of shtab
 FILES = ("EXIT", "FILE", "OUT", "PROFILE", "REPORT")  # metavars with file completion

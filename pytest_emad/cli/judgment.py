@@ -31,7 +31,7 @@ from pytest_emad.measurements.option_values import parse_model_name
 from pytest_emad.measurements.study import Study
 from pytest_emad.remote.address import ADDRESS_FORMS, is_address, parse_address
 from pytest_emad.report.deselection import SUITES
-from pytest_emad.run.options import OPTIONS, REMOTE_TIMEOUT_S
+from pytest_emad.run.option_table import OPTIONS, REMOTE_TIMEOUT_S
 from pytest_emad.statistics.verdicts import load_register
 
 if TYPE_CHECKING:  # these import torch, which is slow, so bad arguments are rejected before

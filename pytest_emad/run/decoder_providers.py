@@ -32,7 +32,8 @@ from pytest_emad.report.provenance import (
     PROVIDER_OUTCOMES,
     SAMPLING,
 )
-from pytest_emad.run.options import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S, get_run_settings
+from pytest_emad.run.option_table import HOOK_TIMEOUT_S, REMOTE_TIMEOUT_S
+from pytest_emad.run.options import get_run_settings
 
 if TYPE_CHECKING:
     from emad_ref.protocol import Decoder, Request

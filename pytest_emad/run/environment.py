@@ -27,7 +27,8 @@ from emad_ref.files import resolve_path
 from pytest_emad.report import deselection as suites_source
 from pytest_emad.report.deselection import path_below_suites
 from pytest_emad.report.provenance import DISTRIBUTION, installed_version
-from pytest_emad.run.options import OPTION_FLAGS, REPLAY, get_run_settings
+from pytest_emad.run.option_table import OPTION_FLAGS
+from pytest_emad.run.options import REPLAY, get_run_settings
 from pytest_emad.statistics.verdicts import DASH_VARIANTS
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 
 from pytest_emad.run.decoder_providers import HOOK, provider_answer_counts, registered_providers_by_name
-from pytest_emad.run.options import DEMANDS, OPTIONS, REPLAY, get_run_settings
+from pytest_emad.run.option_table import OPTIONS
+from pytest_emad.run.options import DEMANDS, REPLAY, get_run_settings
 
 # pytest's options that decide what is collected under which node id, which plugins are loaded, and how a test ends
 DECIDING = {

@@ -24,7 +24,7 @@ import emad_ref
 from pytest_emad import cli
 from pytest_emad.report.deselection import list_shipped_tests
 from pytest_emad.report.schema import read_report
-from pytest_emad.run.options import OPTIONS
+from pytest_emad.run.option_table import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
 from tests.unit.report.sample_report import foreign_report, passed, verdict, written
 from tests.unit.report.test_verification import audit

@@ -15,7 +15,8 @@ from packaging.version import Version
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.remote.address import ProgramAddress, ServerAddress
 from pytest_emad.report import provenance
-from pytest_emad.run.options import OPTIONS, RunSettings, get_run_settings
+from pytest_emad.run.option_table import OPTIONS
+from pytest_emad.run.options import RunSettings, get_run_settings
 from tests.plugin.conftest import Run
 
 ROOT = Path(__file__).resolve().parents[2]

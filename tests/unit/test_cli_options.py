@@ -13,7 +13,7 @@ from emad_ref.console import USAGE_ERROR
 from pytest_emad import cli
 from pytest_emad.cli.judgment import build_pytest_arguments
 from pytest_emad.measurements.option_values import make_choice_parser, parse_seconds
-from pytest_emad.run.options import OPTIONS
+from pytest_emad.run.option_table import OPTIONS
 
 STEM_END = re.compile(r"[,;:(]")  # what follows is about one verb, or names the default
 (VERBS,) = (action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction))
