@@ -425,8 +425,13 @@ def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
 
 
 def _given_text_losses(told: Sequence[Floats | None], own: Sequence[Floats]) -> GivenTextLosses | Absent:
-    """Losses of each prompt's tokens after its first: ``told`` by the engine, ``own`` by the judge's model."""
-    pairs = [(row, mine) for row, mine in zip(told, own, strict=True) if row is not None and len(mine)]
+    """Losses of each prompt's first ``PROMPT`` tokens but one: ``told`` by the engine, ``own`` by the judge's model.
+
+    Longer prompts count as much as others, since unequal documents are fewer effective ones.
+    """
+    shown = slice(PROMPT - 1)
+    rows = zip(told, own, strict=True)
+    pairs = [(row[shown], mine[shown]) for row, mine in rows if row is not None and len(mine)]
     if len(pairs) < sum(len(mine) > 0 for mine in own):
         return Absent("no prompt log-probabilities: the decoder does not report those of given text")
     columns = np.array([(-row.sum(), -mine.sum(), len(mine)) for row, mine in pairs]).T

@@ -28,7 +28,7 @@ from pytest_emad.audit.model_lens import ModelLens
 from pytest_emad.benchmark.clock import time_call
 from pytest_emad.claims.base import find_question_of_claim
 from pytest_emad.claims.engines import GIVEN_TEXT
-from pytest_emad.measurements.engine import ACCEPTANCE_NEW, EngineAnswers, GivenTextLosses
+from pytest_emad.measurements.engine import ACCEPTANCE_NEW, PROMPT, EngineAnswers, GivenTextLosses
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.measurements.run_resources import RunResources, make_reference_decoder
 from pytest_emad.measurements.stated_rule import (
@@ -279,7 +279,7 @@ def test_losses_of_given_text_are_those_of_the_engines_weights(loaded: LoadedMod
     found = answers.distributions.given
     assert isinstance(found, GivenTextLosses)
     lens = ModelLens(made[-1].stepper)  # of the engine's own weights
-    rows = [prompt.tokens for prompt in answers._varied]
+    rows = [prompt.tokens[:PROMPT] for prompt in answers._varied]
     for losses, of in ((found.own_loss, subject.reference_lens), (found.loss, lens)):
         expected = [-own_log_probs(of(row).last_layer[:-1], row[1:]).sum() for row in rows]
         assert losses.values == pytest.approx(expected, rel=1e-4)
