@@ -154,7 +154,8 @@ class EngineAnswers:
             whole = subject.reference_lens(np.concatenate([prompt.tokens, row.tokens[:-1]])).last_layer
             own = log_softmax(whole[-len(row.tokens) :], axis=-1)
             compared.append(_compare(row, own))
-            own_given.append(own_log_probs(whole[: len(prompt.tokens) - 1], prompt.tokens[1:]))
+            given = prompt.tokens[:PROMPT]
+            own_given.append(own_log_probs(whole[: len(given) - 1], given[1:]))
             if len(expected) < TWIN_DOCUMENTS:
                 expected.append(own)
         divergence, error, agreeing = map(ByDocument.from_whole_documents, np.array(compared).T)
@@ -182,7 +183,8 @@ class EngineAnswers:
                     raise AuditRefutedError(told)
         if getattr(decoder, "log_probs", None) is not None:
             return found
-        prompted = zip(found, prompts, strict=True)
+        given = [replace(prompt, tokens=prompt.tokens[:PROMPT]) for prompt in prompts]
+        prompted = zip(found, given, strict=True)
         return [replace(row, prompt=session_prompt_log_probs(decoder, prompt)) for row, prompt in prompted]
 
     @torch.inference_mode()
@@ -425,13 +427,12 @@ def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
 
 
 def _given_text_losses(told: Sequence[Floats | None], own: Sequence[Floats]) -> GivenTextLosses | Absent:
-    """Losses of each prompt's first ``PROMPT`` tokens but one: ``told`` by the engine, ``own`` by the judge's model.
+    """Losses of the tokens of ``own``, each prompt's first ``PROMPT`` but one: ``told`` by the engine, and the judge.
 
     Longer prompts count as much as others, since unequal documents are fewer effective ones.
     """
-    shown = slice(PROMPT - 1)
     rows = zip(told, own, strict=True)
-    pairs = [(row[shown], mine[shown]) for row, mine in rows if row is not None and len(mine)]
+    pairs = [(row[: len(mine)], mine) for row, mine in rows if row is not None and len(mine)]
     if len(pairs) < sum(len(mine) > 0 for mine in own):
         return Absent("no prompt log-probabilities: the decoder does not report those of given text")
     columns = np.array([(-row.sum(), -mine.sum(), len(mine)) for row, mine in pairs]).T

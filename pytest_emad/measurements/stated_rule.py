@@ -28,12 +28,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_softmax
 
 from emad_ref.models.families import anatomy_of
 from emad_ref.protocol import Decoder, Prompt, StatedRule, Unsupported
 from emad_ref.record import Ints
 from pytest_emad.audit.finding import AuditRefutedError
+from pytest_emad.audit.log_probs import own_log_probs
 from pytest_emad.benchmark.clock import collect_garbage, time_call, timing_setup
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument, ByPair
@@ -223,8 +223,7 @@ def _require_own_answers(seconds: Mapping[int, float], first: Container[int]) ->
 def _loss(subject: ModelUnderTest, prompt: Prompt, tokens: Ints) -> float:
     """Loss of ``tokens`` after ``prompt``, −log p by the model at full depth, in nats."""
     history = np.concatenate([prompt.tokens, tokens[:-1]])
-    log_p = log_softmax(subject.reference_lens(history).last_layer[-len(tokens) :], axis=-1)
-    return -float(log_p[np.arange(len(tokens)), tokens].sum())
+    return -float(own_log_probs(subject.reference_lens(history).last_layer[-len(tokens) :], tokens).sum())
 
 
 def _block_runs(subject: ModelUnderTest, decoder: Decoder, prompt: Prompt) -> tuple[BlockExecutionStats, Ints]:

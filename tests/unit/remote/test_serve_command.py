@@ -60,7 +60,7 @@ def test_bad_input_exits_1_and_says_why_on_stderr_alone(capfd, arguments, said):
 
 
 def test_a_blank_path_is_a_usage_error(capsys):
-    """For every verb, an unset variable is no file. All refused values are told at once."""
+    """For every verb, an unset variable is no file. One message names every refused value."""
     assert cli.main(["serve", "emad-nano", "--lens", " ", "--exit", " ", "--threads", "0"]) == 4
     said = capsys.readouterr().err.splitlines()
     assert [line.removeprefix("emad: ").partition(";")[0] for line in said] == [
