@@ -60,6 +60,7 @@ from pytest_emad.statistics.legs import (
     interval_if_finite,
     unmeasured_leg,
 )
+from pytest_emad.statistics.number_format import format_value
 from pytest_emad.statistics.rates import (
     draw_document_counts,
     estimate_perplexity_rise,
@@ -214,7 +215,7 @@ def _partial_conjunction(
     """Test whether two or more counting tasks lose more than the threshold; the value is the second-worst loss."""
     threshold, least = claim.thresholds["accuracy_drop"], claim.minimum.get("items", 0)
     small = {task: drop.n for task, drop in drops.items() if drop.n < least}
-    second = sorted(drops, key=lambda task: drops[task].value)[-2]
+    second, worst = sorted(drops, key=lambda task: drops[task].value)[-2:]
     above = sorted(1.0 if task in small else drop.p_above for task, drop in drops.items())
     below = sorted(1.0 if task in small else drop.p_below for task, drop in drops.items())
     leg = Leg(
@@ -225,7 +226,8 @@ def _partial_conjunction(
         drops[second].n,
         threshold,
         "accuracy drop",
-        f"value of {second}, the second-worst of {len(drops)} tasks that count"
+        f"{second}, the second-worst of {len(drops)} tasks that count; one may lose: {worst}, the worst, loses "
+        f"{format_value(drops[worst].value, 'accuracy drop')}"
         + "".join(f"; {task} has {n} items, at least {least} are needed" for task, n in small.items()),
         p_falsify=simes_pvalue(above[1:]),
         p_survive=simes_pvalue(below[-2:]),

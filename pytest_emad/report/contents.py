@@ -260,7 +260,9 @@ def timing_rows(report: Report) -> list[Row]:
     return [
         {
             "timed": Cell(leg["name"]),
-            "times as fast": Cell(number_format.format_ratio(leg["estimate"]), leg["estimate"]),
+            "times as fast": Cell(
+                number_format.format_value(leg["estimate"], leg["unit"], leg["interval"]), leg["estimate"]
+            ),
             "[95 %]": Cell(number_format.format_interval(leg["interval"], leg["unit"]), leg["interval"]),
             "pairs": Cell(number_format.format_count_or_dash(leg["n"]), leg["n"]),
             "outcome": Cell(leg["outcome"]),

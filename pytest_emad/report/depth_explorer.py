@@ -116,12 +116,13 @@ def _depth_explorer(table: Mapping[str, Any], tokens: TableRows) -> dict[str, An
 
 def _margin_stop(row: Mapping[str, Any]) -> dict[str, Any]:
     low, high = row["rise low %"], row["rise high %"]
+    bounds = None if low is None or high is None else (low, high)
     numbers = [
         f"{format_digits(row['mean depth'], '.2f')} layers",
         format_percent(row["net reduction %"], "z.1f"),
         format_digits(row["perplexity"]),
-        format_value(row["rise %"], "relative rise"),
-        format_interval(None if low is None or high is None else (low, high), "relative rise"),
+        format_value(row["rise %"], "relative rise", bounds),
+        format_interval(bounds, "relative rise"),
     ]
     return {"name": row["point"], "roles": row["put forward as"], "dials": numbers}
 

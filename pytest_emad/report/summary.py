@@ -23,7 +23,12 @@ from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row
 from pytest_emad.report.tiers import format_tier
 from pytest_emad.statistics import goldens, number_format
-from pytest_emad.statistics.gate import UNDECIDED, claim_title, deciding_leg_name, format_measurement_and_requirement
+from pytest_emad.statistics.gate import (
+    UNDECIDED,
+    claim_title,
+    describe_deciding_leg,
+    format_measurement_and_requirement,
+)
 from pytest_emad.statistics.units import format_unit_count
 from pytest_emad.statistics.verdicts import Claim, Outcome, load_register
 
@@ -290,7 +295,7 @@ def _gate_summary(claim: Mapping[str, Any], models: Sequence[str], register: Map
         verdict=claim["verdict"],
         title=claim_title(claim, register) or claim["id"],
         measured=format_measurement_and_requirement(claim),
-        where=deciding_leg_name(claim),
+        where=describe_deciding_leg(claim),
         why=claim["why"] if claim["verdict"] == "inconclusive" else "",
     )
 
@@ -319,7 +324,7 @@ def _point_facts(point: Mapping[str, Any], whole: bool) -> Iterator[str]:
         yield ", ".join(times)
     if point.get("perplexity") is not None:
         rise, bounds = point.get("perplexity_rise"), point.get("interval")
-        rise_text = number_format.format_percent(rise)
+        rise_text = number_format.format_value(rise, "relative rise", bounds)
         if bounds and whole:
             rise_text += f" {number_format.format_interval(bounds, 'relative rise')}"
         values = number_format.format_before_and_after(point.get("perplexity_reference"), point["perplexity"])

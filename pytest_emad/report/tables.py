@@ -260,7 +260,7 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _estimate_cells(result: Mapping[str, Any]) -> Row:
     unit = result["unit"]
     return {
-        "estimate": Cell(number_format.format_value(result["estimate"], unit), result["estimate"]),
+        "estimate": Cell(number_format.format_value(result["estimate"], unit, result["interval"]), result["estimate"]),
         "[95 %]": Cell(number_format.format_interval(result["interval"], unit), result["interval"]),
         "n": Cell(number_format.format_count_or_dash(result["n"]), result["n"]),
         "threshold": Cell(number_format.format_value(result["threshold"], unit), result["threshold"]),
@@ -361,7 +361,8 @@ def _rise_text(point: Mapping[str, Any]) -> str:
     rise, interval = point.get("perplexity_rise"), point.get("interval")
     if rise is None or interval is None:
         return number_format.format_percent(rise)
-    return f"{number_format.format_percent(rise)} {number_format.format_interval(interval, 'relative rise')}"
+    value = number_format.format_value(rise, "relative rise", interval)
+    return f"{value} {number_format.format_interval(interval, 'relative rise')}"
 
 
 def _accuracy_text(point: Mapping[str, Any]) -> str:

@@ -66,6 +66,13 @@ def deciding_leg_name(claim: Mapping[str, Any]) -> str:
     return "" if leg is None or claim["estimate"] is None else str(leg["name"])
 
 
+def describe_deciding_leg(claim: Mapping[str, Any]) -> str:
+    """``deciding_leg_name``; of a falsified claim with what the leg's number is, ``NAME: REASON``."""
+    name, leg = deciding_leg_name(claim), find_deciding_leg(claim)
+    said = leg["reason"] if name and leg and claim["verdict"] == "falsified" and claim["threshold"] is not None else ""
+    return ": ".join(filter(None, (name, said)))
+
+
 def find_deciding_leg(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The leg that decided the claim (``Verdict.deciding``); None for a claim that no leg decides."""
     leg: Mapping[str, Any] | None = None if claim["deciding"] is None else claim["legs"][claim["deciding"]]

@@ -6,6 +6,7 @@ library only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,35 +38,54 @@ SHARES = {
 TIMES = "× "  # start of a ratio's unit: "× as fast"
 
 
-def format_value(x: float | None, unit: str) -> str:
+Bounds = Sequence[float | None] | None  # of an interval; None: without one
+
+
+def format_value(x: float | None, unit: str, bounds: Bounds = None) -> str:
     """A number of ``unit`` with its sign of percent or ×, without the unit's words.
+
+    With ``bounds``, its interval, it has no more decimals than the sample earns: two digits of half the interval.
 
     >>> [format_value(x, unit) for x, unit in [(0.0125, "relative rise"), (1.0534, "× as fast"), (None, "")]]
     ['+1.25 %', '1.053×', '–']
-    >>> format_value(0.01084, "nats per layer")
-    '0.01084'
+    >>> format_value(0.01084, "nats per layer"), format_value(0.9127, "× as fast", (0.7311, 1.093))
+    ('0.01084', '0.91×')
     """
     if x is None:
         return ABSENT
     if unit in SHARES:
-        return format_percent(x, SHARES[unit])
-    return format_ratio(x) if unit.startswith(TIMES) else format_digits(x)
+        form = SHARES[unit]
+        kept = _earned_decimals(bounds, 100)
+        return format_percent(x, form if kept is None else f"{form[:-2]}{min(kept, int(form[-2]))}f")
+    digits = format_digits(x)
+    kept = _earned_decimals(bounds, 1)
+    if kept is not None and "e" not in digits and len(digits.partition(".")[2]) > kept:
+        digits = f"{x:z.{kept}f}"
+    return f"{digits}×" if unit.startswith(TIMES) else digits
 
 
-def format_interval(bounds: Sequence[float | None] | None, unit: str) -> str:
+def _earned_decimals(bounds: Bounds, scale: float) -> int | None:
+    """Decimals that show two digits of half the interval, times ``scale``; None without an interval of finite width."""
+    low, high = bounds or (None, None)
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return None
+    return max(0, 1 - math.floor(math.log10(scale * (high - low) / 2)))
+
+
+def format_interval(bounds: Bounds, unit: str) -> str:
     """``[low, high]``, each as ``format_value``."""
-    return ABSENT if bounds is None else f"[{format_value(bounds[0], unit)}, {format_value(bounds[1], unit)}]"
+    return ABSENT if bounds is None else f"[{', '.join(format_value(bound, unit, bounds) for bound in bounds)}]"
 
 
-def format_quantity(x: float | None, unit: str, bounds: Sequence[float | None] | None = None) -> str:
+def format_quantity(x: float | None, unit: str, bounds: Bounds = None) -> str:
     """A number with its interval, if it has one, and the words of its unit.
 
     >>> format_quantity(0.535, "accuracy drop", (0.486, 0.583)), format_quantity(0.0, "1 = tied")
-    ('53.50 % [48.60 %, 58.30 %] accuracy drop', '0 (1 = tied)')
+    ('53.5 % [48.6 %, 58.3 %] accuracy drop', '0 (1 = tied)')
     """
     words = unit.removeprefix(TIMES)
     parts = [
-        format_value(x, unit),
+        format_value(x, unit, bounds),
         format_interval(bounds, unit) if bounds else "",
         f"({words})" if "=" in words else words,
     ]

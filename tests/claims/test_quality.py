@@ -19,7 +19,7 @@ from pytest_emad.claims.base import ClaimContext
 from pytest_emad.claims.quality import QualityEvidence, simes_pvalue
 from pytest_emad.measurements.operating_points import PointMeasurements
 from pytest_emad.statistics.accuracy import TaskAccuracy
-from pytest_emad.statistics.gate import deciding_leg_name
+from pytest_emad.statistics.gate import deciding_leg_name, describe_deciding_leg
 from pytest_emad.statistics.number_format import format_quantity
 from pytest_emad.statistics.units import ByDocument, ByItem
 from pytest_emad.statistics.verdicts import Verdict, load_register
@@ -87,10 +87,14 @@ def test_perplexity_alone_falsifies():
 
 
 def test_two_tasks_falsify_but_not_one():
-    two = f1(point(lost=(60, 60, 0)))
+    two = f1(point(lost=(90, 60, 0)))
     assert two.verdict == "falsified"
     assert two.unit == "accuracy drop"
     assert two.estimate == pytest.approx(0.06)
+    assert describe_deciding_leg(two.to_json()) == (
+        "p: accuracy on two or more tasks: task1, the second-worst of 3 tasks that count; "
+        "one may lose: task0, the worst, loses 9.00 %"
+    )
     assert f1(point(lost=(60, 0, 0))).verdict == "survived"
 
 

@@ -70,7 +70,7 @@ def test_what_the_report_knows_is_said_first(judged: dict[str, Any]) -> None:
         *(f"  {name}: {value}" for name, value in SAMPLE.items()),
         "recorded: failed: Failed: logits off",
     ]
-    assert "  found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs at most 1.00 %; where: batch 4" in list(
+    assert "  found 53.5 % [48.6 %, 58.3 %] accuracy drop; needs at most 1.00 %; where: batch 4" in list(
         describe_recorded_test(judged, F1)
     )
 
@@ -127,7 +127,7 @@ def test_a_replay_ends_with_what_was_recorded_and_found(judged: dict[str, Any]) 
         "Not as recorded.\n  recorded: failed: Failed: logits off\n  replayed: passed"
     ]
     (told,) = compared(judged, repaired, F1)
-    assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.50 % [48.60 %, 58.30 %]")
+    assert told.startswith("Not as recorded.\n  recorded: EMAD-F1, falsified: found 53.5 % [48.6 %, 58.3 %]")
     assert "\n  replayed: survived: found 0.20 % accuracy drop" in told
     repaired["tests"], repaired["claims"] = [], []
     for test, said in ((FORCED, "replayed: did not run"), (F1, "replayed: not decided")):

@@ -189,7 +189,7 @@ def test_a_leg_about_a_point_is_compared_by_the_points_role_or_as_the_only_one_o
     old, new = judged("a", leg("a"), leg("z")), judged("b", leg("b"), leg("z"))
     assert notes(old, new) == [""]
     assert notes(judged("b", leg("b"), leg("z")), judged("b", leg("z"), leg("b"))) == [
-        "another leg decides: p x → p x (before +3.00 %)"
+        "another leg decides: p x → p x (before +3.0 %)"
     ]
     assert notes(judged("a", leg("unlisted")), judged("b", leg("of the other"))) == [""]
 
@@ -309,8 +309,8 @@ def test_rows_for_a_page_are_what_is_not_as_before_worst_first():
     assert rows[0] == {
         "mark": "worse",
         "what": "EMAD-F1* on m: Saving 15 % of FLOPs leaves quality as it was",
-        "before": "survived, +3.12 % [+2.11 %, +4.19 %] relative rise",
-        "after": "falsified, +3.12 % [+2.11 %, +4.19 %] relative rise",
+        "before": "survived, +3.1 % [+2.1 %, +4.2 %] relative rise",
+        "after": "falsified, +3.1 % [+2.1 %, +4.2 %] relative rise",
         "reason": "1 of 2 legs falsified",
     }
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
@@ -381,7 +381,7 @@ def test_what_is_shown_is_40_lines_of_80_columns_and_all_of_it_on_request(tmp_pa
     assert any(line.endswith("more rows: pass -v") for line in lines)
     _, lines, _ = compared(tmp_path, capsys, many("survived"), many("falsified"), "-v")
     assert all(any(line.startswith(f"  EMAD-X{number} on m") for line in lines) for number in range(60))
-    assert sum(line.startswith("    survived, +3.12 %") for line in lines) == 60
+    assert sum(line.startswith("    survived, +3.1 %") for line in lines) == 60
     assert max(map(len, lines)) <= 80
 
 

@@ -70,12 +70,12 @@ def test_claims_show_what_the_terminal_shows_and_their_legs_follow():
     head, first, second, third = table_below(text, "### Claims")
     assert head == ["claim", "verdict", "estimate", "[95 %]", "n", "threshold", "unit", "reason"]
     assert first == [
-        *("EMAD-F1*", "falsified", "+3.12 %", "[+2.11 %, +4.19 %]", "1,234", "+1.00 %", "relative rise"),
+        *("EMAD-F1*", "falsified", "+3.1 %", "[+2.1 %, +4.2 %]", "1,234", "+1.00 %", "relative rise"),
         "1 of 2 legs falsified",
     ]
     assert (second[:2], third[:5]) == (["EMAD-E1", "survived"], ["EMAD-R2", "inconclusive", "–", "–", "–"])
     legs = table_below(text, "#### EMAD-F1 on m")
-    assert [leg[:3] for leg in legs[1:]] == [["world:premise", "falsified", "+3.12 %"], ["recall", "unmeasured", "–"]]
+    assert [leg[:3] for leg in legs[1:]] == [["world:premise", "falsified", "+3.1 %"], ["recall", "unmeasured", "–"]]
     assert "#### EMAD-E1 on m" not in text, "it has no legs"
 
 

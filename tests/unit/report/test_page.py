@@ -75,7 +75,7 @@ def test_values_are_those_of_the_report_to_the_last_digit():
 def test_values_are_shown_rounded_as_in_the_terminal_and_absent_ones_as_a_dash():
     found = shown(report())
     first, _, absent = found.named("claims")
-    assert (first["estimate"].text, first["[95 %]"].text, first["n"].text) == ("+3.12 %", "[+2.11 %, +4.19 %]", "1,234")
+    assert (first["estimate"].text, first["[95 %]"].text, first["n"].text) == ("+3.1 %", "[+2.1 %, +4.2 %]", "1,234")
     assert (absent["estimate"].text, absent["estimate"].values, absent["n"].text) == ("–", [], "–")
 
 
@@ -335,7 +335,7 @@ def test_a_margin_that_is_an_operating_point_has_the_interval_of_that_point():
         {**found["points"][0], **point, "corpus": "other", "interval": (0, 1)},
     ]
     (data,) = parsed_page(found).data
-    assert [stop["dials"][-1] for stop in data["stops"]] == ["–", "[+0.40 %, +0.60 %]", "[+2.10 %, +4.30 %]"]
+    assert [stop["dials"][-1] for stop in data["stops"]] == ["–", "[+0.40 %, +0.60 %]", "[+2.1 %, +4.3 %]"]
     (margins,) = (rows for title, rows, _ in build_report_contents([found], [{}]).runs[0].tables if "margins" in title)
     assert margins[2]["rise high %"].text == "4.30"
 
@@ -413,7 +413,7 @@ def test_a_text_in_turns_names_its_model_at_every_token():
 
 def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
     cards = parsed_page(report(claims=[verdict(threshold=0.01, good="lower")])).text
-    said = ("falsified: does not hold", "+3.12 %", "[+2.11 %, +4.19 %]", "at most +1.00 %")
+    said = ("falsified: does not hold", "+3.1 %", "[+2.1 %, +4.2 %]", "at most +1.00 %")
     for words in (*said, "Saving 15 % of FLOPs leaves quality as it was"):
         assert words in cards
     high = parsed_page(report(claims=[verdict("survived", threshold=0.01, good="higher")])).text

@@ -73,7 +73,7 @@ def test_a_gate_says_what_it_asks_what_was_found_what_it_needs_and_which_way_is_
         "FAILED: 1 of 2 gates does not hold",
         "gates: 1 of 2 hold, 1 falsified",
         "  EMAD-F1  Saving 15 % of FLOPs leaves quality as it was: falsified",
-        "           found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs at most 1.00 %; where: batch 4",
+        "           found 53.5 % [48.6 %, 58.3 %] accuracy drop; needs at most 1.00 %; where: batch 4",
         "  EMAD-E2  An early exit gives the full model's logits there: survived",
     ]
 
@@ -195,7 +195,7 @@ def test_reasons_are_cut_before_titles_are_left_out():
 def test_a_value_and_its_unit_stay_on_one_line(width):
     lines = text(report([claim("EMAD-F1", "falsified"), claim("EMAD-E5", "falsified")]), width)
     assert [line for line in lines if line.strip().startswith("%")] == []
-    assert "53.50 %" in " ".join(lines)
+    assert "53.5 %" in " ".join(lines)
 
 
 def test_the_rest_is_counted_and_named_with_what_would_decide_it():
@@ -458,7 +458,7 @@ def test_the_first_run_fits_with_titles_short_reasons_and_two_lost_answers(gate,
     assert "no NVML device: the decoder runs on no GPU" in shown
     assert "emad m=0.00 loses answers of full depth: chart 394, facts 97, code 12" in lines
     assert sum(line.startswith("  chart: ") for line in lines) == 2
-    assert lines[3] == "           found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs at most 1.00 %;"
+    assert lines[3] == "           found 53.5 % [48.6 %, 58.3 %] accuracy drop; needs at most 1.00 %;"
     assert "what each id claims" not in shown
 
 
