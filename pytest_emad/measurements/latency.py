@@ -435,10 +435,16 @@ class LatencyBenchmark:
 
     def make_timing_row(self, point: OperatingPoint) -> dict[str, Any]:
         """Time and FLOPs of a timed point, prompt included, for the empty columns of ``operating_points``."""
+        timings = {str(rows): timed for rows, timed in self.time_point_by_batch_size(point).items()}
         ratios = {
-            str(rows): estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
-            for rows, timed in self.time_point_by_batch_size(point).items()
+            rows: estimate_total_speedup(seconds[FULL], seconds[ADAPTIVE]).value
+            for rows, timed in timings.items()
             if (seconds := timed.paired_seconds_by_arm())
+        }
+        new = self.request_shape[1]
+        rates = {
+            rows: [float(int(rows) * new / np.median(timings[rows].seconds[arm])) for arm in (FULL, ADAPTIVE)]
+            for rows in ratios
         }
         reduction = self._request_reduction(point)
         return {
@@ -447,6 +453,7 @@ class LatencyBenchmark:
             "digest": point.digest,
             "end_to_end_reduction": reduction,
             "time_ratio": ratios,
+            "tokens_per_s": rates,
         }
 
     def _request_reduction(self, point: OperatingPoint) -> float | None:

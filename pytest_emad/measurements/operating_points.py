@@ -239,8 +239,9 @@ def _row(
         if loss == points.full_loss
         else {task: scores.exclusion.reason for task, scores in tasks.items() if scores.exclusion},
         "lost_answers": {} if loss == points.full_loss else lost_answers_by_task(points.task_scores, tasks, loss.point),
-        # ``LatencyBenchmark.make_timing_row`` has it, and ``run.run_report.upsert_point_row`` joins the two rows
+        # ``LatencyBenchmark.make_timing_row`` has them, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
+        "tokens_per_s": None,
     }
 
 

@@ -20,7 +20,7 @@ from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
 from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
-from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row
+from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row, list_speed_texts
 from pytest_emad.report.tiers import format_tier
 from pytest_emad.statistics import goldens, number_format
 from pytest_emad.statistics.gate import (
@@ -316,12 +316,8 @@ def _selected_points(points: Sequence[Mapping[str, Any]]) -> Iterator[PointSumma
 def _point_facts(point: Mapping[str, Any], whole: bool) -> Iterator[str]:
     if point.get("net_reduction") is not None:
         yield f"{number_format.format_reduction_as_change(point['net_reduction'])} FLOPs net"
-    if point.get("time_ratio"):
-        times = (
-            f"{number_format.format_ratio(ratio)} {'' if number else 'as fast '}at batch {rows}"
-            for number, (rows, ratio) in enumerate(point["time_ratio"].items())
-        )
-        yield ", ".join(times)
+    if times := list_speed_texts(point, "{1} at batch {0}", whole=whole):
+        yield f"speed {', '.join(times)}"
     if point.get("perplexity") is not None:
         rise, bounds = point.get("perplexity_rise"), point.get("interval")
         rise_text = number_format.format_value(rise, "relative rise", bounds)

@@ -29,7 +29,7 @@ class SummaryOmission(IntEnum):
     SURVIVORS = auto()  # the names of other claims that survived or were measured; their number stays
     UNCOMPARED = auto()  # which known verdicts vary, and which are not compared
     HOLDING = auto()  # the numbers and models of gates that hold
-    INTERVALS = auto()  # of the perplexity of operating points
+    INTERVALS = auto()  # of the perplexity of operating points, and their tokens per second
     LONG_REASONS = auto()  # reasons are cut to a few words
     REMARKS = auto()  # about the models, and the option that reads more text
     MANY = auto()  # causes, failures and points after the fourth

@@ -174,7 +174,8 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
     ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``lost_answers`` (see
     ``lost_answer_rows``), ``not_counted`` (task → why nothing is decided by it), ``time_ratio`` (batch size → full
-    depth / adaptive).
+    depth / adaptive), ``tokens_per_s`` (batch size → new tokens per second of a median request, its prompt included, at
+    full depth and at the point).
     A model column exists if there are several.
     """
     several = len({point.get("model") for point in points}) > 1
@@ -200,7 +201,7 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
             "perplexity": Cell(_perplexity_text(point), [point.get("perplexity_reference"), point.get("perplexity")]),
             "rise [95 %]": Cell(_rise_text(point), [point.get("perplexity_rise"), point.get("interval")]),
             "accuracy": Cell(_accuracy_text(point), point.get("accuracy")),
-            "speed": Cell(_speed_text(point.get("time_ratio")), point.get("time_ratio")),
+            "speed": Cell("\n".join(list_speed_texts(point, "batch {}: {}")) or ABSENT, point.get("time_ratio")),
         }
         for point in points
     ]
@@ -377,12 +378,14 @@ def _accuracy_text(point: Mapping[str, Any]) -> str:
     )
 
 
-def _speed_text(ratios: Mapping[str, float] | None) -> str:
-    return (
-        "\n".join(f"batch {rows}: {number_format.format_ratio(ratio)}" for rows, ratio in ratios.items())
-        if ratios
-        else ABSENT
-    )
+def list_speed_texts(point: Mapping[str, Any], form: str, *, whole: bool = True) -> list[str]:
+    """``form`` with each timed batch size and its speed; if ``whole``, also the rate: ``1.05× (204 tokens/s)``."""
+    rates = (point.get("tokens_per_s") if whole else None) or {}
+    return [
+        form.format(rows, number_format.format_ratio(ratio))
+        + (f" ({number_format.format_digits(rates[rows][1], '.3g')} tokens/s)" if rows in rates else "")
+        for rows, ratio in (point.get("time_ratio") or {}).items()
+    ]
 
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

@@ -324,11 +324,12 @@ def test_a_point_put_forward_shows_cost_and_quality_and_others_stay_in_their_tab
         "accuracy": {"facts": [1.0, 0.9], "chart": [0.985, 0.985], "code": [1.0, 0.0]},
         "not_counted": {"code": "not exercised"},
         "time_ratio": {"1": 0.981},
+        "tokens_per_s": {"1": [416.04, 407.9]},
     }
     shown = " ".join(" ".join(text(report([claim("EMAD-F1")], points=[point, {"name": "full depth"}]))).split())
     assert (
-        "emad m=0.80: chosen on validation; -23.3 % FLOPs net; 0.981× as fast at batch 1; perplexity 2.056 → 2.057, "
-        "+0.03 % [+0.01 %, +0.05 %]; worst of 2 tasks facts 1.000 → 0.900"
+        "emad m=0.80: chosen on validation; -23.3 % FLOPs net; speed 0.981× at batch 1 (408 tokens/s); perplexity "
+        "2.056 → 2.057, +0.03 % [+0.01 %, +0.05 %]; worst of 2 tasks facts 1.000 → 0.900"
     ) in shown
     assert "full depth" not in shown
 
@@ -408,6 +409,7 @@ def first_run(gate):
     first |= {"perplexity_rise": 0.0007, "accuracy": {task: [0.985, 0.0] for task in ("chart", *"abcd")}}
     first |= {"lost_answers": {"chart": lost, "facts": {"count": 97, "first": []}, "code": {"count": 12, "first": []}}}
     chosen |= {"perplexity_rise": 0.0003, "time_ratio": {"1": 0.956, "4": 0.7816}, "accuracy": {"recall": [1.0, 1.0]}}
+    chosen |= {"tokens_per_s": {"1": [416.0, 398.0], "4": [1290.0, 1010.0]}}
     falsified = ("EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E13", "EMAD-E4")
     claims = [
         *(claim(id, "falsified", model="emad-tiny") for id in ("EMAD-F1", "EMAD-F2")),
