@@ -37,6 +37,7 @@ from pytest_emad.statistics.goldens import (
     verdict_key_fields,
 )
 from pytest_emad.statistics.verdicts import OUTCOMES, PAPERS, load_register
+from tests.mutants.catalogue import CATALOGUE
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
 from tests.pages.runner import alike, checkout, lay_down, run
@@ -83,6 +84,25 @@ def test_a_way_through_the_code_names_what_is_there(page: str) -> None:
         source = (ROOT / file).read_text(encoding="utf-8")
         for part in filter(None, name.split(".")):
             assert re.search(rf"^ *(?:def|class) {part}\b", source, re.MULTILINE), f"{file}:{name}"
+
+
+def test_each_audit_and_engine_row_has_a_sample_of_its_failure() -> None:
+    """A sample is a complaint that the named planted defect draws from its check, as the catalogue expects it."""
+    page = PAGES["docs/failures.md"]
+    rows = re.findall(r"^\| ([^|]*) \| (.*) \| [^|]+ \|$", page, re.MULTILINE)
+    told, samples, audit = set[str](), 0, ""
+    for named, failure in rows:
+        audit = named or audit
+        told |= {*audit.split(", ")}
+        for defect, sample in re.findall(r"<!-- ([\w-]+) --> `([^`]+)`", failure):
+            said = CATALOGUE[defect].says
+            assert re.search(said, f"audit {audit}: {sample}"), f"{defect} says {said!r}"
+            samples += 1
+    audits = PAGES["docs/decoder.md"].partition("## Audits")[2].partition("\n## ")[0]
+    listed = {name for cell in re.findall(r"^\| ([^|]+) \|", audits, re.MULTILINE) for name in cell.split(", ")}
+    engines = {name for name in load_register() if name.startswith("ENG-")}
+    assert (listed - {"audit", "---"}) | engines <= told
+    assert samples > 15, "the samples were not found"
 
 
 def test_a_step_runs_the_ten_files_that_the_map_names() -> None:

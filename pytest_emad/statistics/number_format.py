@@ -50,6 +50,8 @@ def format_value(x: float | None, unit: str, bounds: Bounds = None) -> str:
     ['+1.25 %', '1.053×', '–']
     >>> format_value(0.01084, "nats per layer"), format_value(0.9127, "× as fast", (0.7311, 1.093))
     ('0.01084', '0.91×')
+    >>> format_interval((8.485e-05, 0.000314), "nats")
+    '[8e-05, 0.00031]'
     """
     if x is None:
         return ABSENT
@@ -59,8 +61,11 @@ def format_value(x: float | None, unit: str, bounds: Bounds = None) -> str:
         return format_percent(x, form if kept is None else f"{form[:-2]}{min(kept, int(form[-2]))}f")
     digits = format_digits(x)
     kept = _earned_decimals(bounds, 1)
-    if kept is not None and "e" not in digits and len(digits.partition(".")[2]) > kept:
-        digits = f"{x:z.{kept}f}"
+    if kept is not None:
+        mantissa, _, exponent = digits.partition("e")
+        kept = max(0, kept + int(exponent or 0))
+        if len(mantissa.partition(".")[2]) > kept:
+            digits = f"{x:z.{kept}{'e' if exponent else 'f'}}"
     return f"{digits}×" if unit.startswith(TIMES) else digits
 
 
