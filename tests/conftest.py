@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 from _pytest._code import code
@@ -88,3 +89,15 @@ def pytest_collection_finish() -> None:
     """Freeze imported and collected objects, which stay to the end, so that later garbage collections skip them."""
     gc.collect()
     gc.freeze()
+
+
+_frozen_before = set[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Freeze also what a module's fixtures load: whatever times a decoder collects garbage before."""
+    if item.path not in _frozen_before:
+        _frozen_before.add(item.path)
+        gc.collect()
+        gc.freeze()

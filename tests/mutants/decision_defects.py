@@ -198,14 +198,8 @@ def loosen_if_calibrated(point: OperatingPoint) -> OperatingPoint:
     return point if point.margin_nats is None else loosen_thresholds(point)
 
 
-def probe_one_layer_later(decoder: Any) -> None:
-    layers, probes = decoder.point.layers, decoder.point.probes
-    if not probes:
-        return
-    if probes[-1] + 1 >= layers or any(a + 1 in probes for a in probes):
-        raise MutantNotApplicable("probes leave no layer between them")
-    late = replace(decoder.point, probes=tuple(probe + 1 for probe in probes))
-    decoder._forward = AdaptiveForward(decoder.stepper, late)
+def take_thresholds_of_next_probe(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, thresholds=tuple((*row[1:], *row[-1:]) for row in point.thresholds))
 
 
 def report_no_signals(advance: Any, session: Any, *arguments: Any) -> StepOutput:
@@ -415,9 +409,9 @@ MUTANTS = (
     Mutant("rule-threshold-looser", "rule", "thresholds are half a nat too high",
            decide_at_changed_point(loosen_thresholds), DECISIONS,
            rf"{PLACE}the rule gives depth"),
-    Mutant("rule-probe-later", "rule", "probes are read one layer too late", mutate(prepare=probe_one_layer_later),
-           DECISIONS,
-           PLACE),
+    Mutant("rule-threshold-of-next-probe", "rule", "each probe takes the next one's threshold",
+           decide_at_changed_point(take_thresholds_of_next_probe), FIELDS,
+           r"probes and thresholds: row 0"),
     Mutant("rule-signals-unread", "rule", "no signal is reported",
            mutate(session={"process_tokens": report_no_signals}),
            DECISIONS, r"a signal that the rule compares was not read"),
@@ -481,7 +475,7 @@ MUTANTS = (
            r"thresholds that fall by CALM's form: row 0"),
     Mutant("field-interpolation-ignored", "fields", "tokens leave at probes alone",
            decode_at_changed_point(exit_only_at_probes), FIELDS,
-           r"exits between probes: row 0"),
+           r"exits between probes: row 0", model="emad-tiny"),
     Mutant("field-alpha-decay-ignored", "fields", "α stays as it is", decode_at_changed_point(drop_alpha_decay), FIELDS,
            r"a decaying α: row 0"),
     Mutant("field-ceiling-ignored", "fields", "tokens run to the last layer, whatever the ceiling is",

@@ -47,7 +47,8 @@ class Mutant:
     ``test``: the shipped test that must catch it, by file and function below ``suites``; ``case``: its parameters.
     ``says``: a pattern of the complaint; "" for an honest decoder, whose ``test`` lists folders that it must pass.
     ``by``: its detector instead of the test, RUN or VERIFY. ``bystander``: the name of a plugin that interferes with
-    the run instead of the decoder (``tests.mutants.provider``).
+    the run instead of the decoder (``tests.mutants.provider``). ``model``: the smallest bundled one that has what the
+    defect changes.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Mutant:
     case: str = ""
     by: str = ""
     bystander: str = ""
+    model: str = "emad-nano"
 
     @property
     def is_honest(self) -> bool:

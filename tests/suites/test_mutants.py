@@ -15,7 +15,6 @@ from tests.mutants.mutant import RUN, VERIFY
 from tests.mutants.provider import OPTION
 from tests.suites.conftest import ROOT, SUITES, text_of
 
-MODEL = "emad-nano"
 PROVIDER = "tests.mutants.provider"
 # One for each detector stays in CI, and one that needs a whole run; test_planted_defects.py calls the tests of most.
 OFTEN = ("kv-of-other-rows", "judge-weight", "exits-process", "refuses-everything")
@@ -27,10 +26,10 @@ OFTEN = ("kv-of-other-rows", "judge-weight", "exits-process", "refuses-everythin
 def test_a_mutant_is_caught_by_its_check_and_an_honest_decoder_by_none(pytester: pytest.Pytester, name: str) -> None:
     """``--emad-expect-decoder``: a run of part of the suites still has to prove something."""
     mutant = CATALOGUE[name]
-    case = f"[{MODEL}-{mutant.case}]" if mutant.case.startswith("EMAD") or mutant.test == PAIRS else ""
+    case = f"[{mutant.model}-{mutant.case}]" if mutant.case.startswith("EMAD") or mutant.test == PAIRS else ""
     paths = [f"{SUITES / test}{case}" for test in mutant.test.split()]
     planted = ["-p", PROVIDER, OPTION, name, "--emad-backend", PROVIDER, "--emad-expect-decoder", PROVIDER]
-    ours = [f"-c{ROOT / 'pyproject.toml'}", "-pno:cacheprovider", "--emad-model", MODEL, "--emad-report", "out"]
+    ours = [f"-c{ROOT / 'pyproject.toml'}", "-pno:cacheprovider", "--emad-model", mutant.model, "--emad-report", "out"]
     said = text_of(run_pytest(pytester, *ours, *planted, *paths))
     found = list(iterate_run_complaints(pytester.path / "out"))
     if mutant.is_honest:

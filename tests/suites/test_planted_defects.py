@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -36,7 +36,7 @@ from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from pytest_emad.run.suite_support import AuditFindingGate
 from tests.mutants.cache_defects import PAIRS
 from tests.mutants.catalogue import CATALOGUE
-from tests.mutants.mutant import MutantFactory, MutantNotApplicable, mutate
+from tests.mutants.mutant import MutantFactory, mutate
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # the number of timed requests is not under test
@@ -54,18 +54,31 @@ CALLED = sorted({planted.test for planted in PLANTED.values()})
 HONEST = CATALOGUE["honest"].make
 
 
+KnownModel = tuple[LoadedModel, dict[str, Any]]  # a model and the points that do not depend on the decoder
+
+
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[LoadedModel]:
+def open_known_model() -> Iterator[Callable[[str], KnownModel]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with open_model("emad-nano", STUDY) as model:
-        yield model
+    with ExitStack() as stack:
+
+        @cache
+        def open_once(name: str) -> KnownModel:
+            model = stack.enter_context(open_model(name, STUDY))
+            bridging = ModelMeasurements(model, STUDY, RunResources()).replay_validity
+            return model, {"probing_point": bridging.probing_point, "shallow_point": bridging.shallow_point}
+
+        yield open_once
 
 
-@pytest.fixture(scope="module")
-def known(loaded: LoadedModel) -> dict[str, Any]:
-    """Return the points that do not depend on the decoder, computed once."""
-    bridging = ModelMeasurements(loaded, STUDY, RunResources()).replay_validity
-    return {"probing_point": bridging.probing_point, "shallow_point": bridging.shallow_point}
+@pytest.fixture
+def loaded(open_known_model: Callable[[str], KnownModel]) -> LoadedModel:
+    return open_known_model("emad-nano")[0]
+
+
+@pytest.fixture
+def known(open_known_model: Callable[[str], KnownModel]) -> dict[str, Any]:
+    return open_known_model("emad-nano")[1]
 
 
 def judged(loaded: LoadedModel, known: dict[str, Any], make: MutantFactory, study: Study = STUDY) -> ModelMeasurements:
@@ -144,16 +157,14 @@ def defect_parameter(name: str) -> Any:
 
 @pytest.mark.usefixtures("unreduced")
 @pytest.mark.parametrize("defect", [defect_parameter(name) for name in PLANTED])
-def test_a_planted_defect_is_named(loaded: LoadedModel, known: dict[str, Any], defect: str) -> None:
+def test_a_planted_defect_is_named(open_known_model: Callable[[str], KnownModel], defect: str) -> None:
     """The first matching complaint ends the test; further parameters would only repeat the check."""
     planted, said = PLANTED[defect], []
-    try:
-        for complaint in complaints(judged(loaded, known, planted.make), planted.test, planted.case):
-            if re.search(planted.says, complaint):
-                return
-            said.append(complaint)
-    except MutantNotApplicable as reason:
-        pytest.skip(str(reason))
+    evidence = judged(*open_known_model(planted.model), planted.make)
+    for complaint in complaints(evidence, planted.test, planted.case):
+        if re.search(planted.says, complaint):
+            return
+        said.append(complaint)
     pytest.fail(f"{planted.says!r} in none of {said}")
 
 
