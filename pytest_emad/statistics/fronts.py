@@ -170,9 +170,9 @@ def build_comparison_leg_test(
     """
     saved = f"both save {comparison.saving:.2%} net"
     if estimate is None:
-        reason = f"tied: both decide the same; {saved}"
+        same, n = "tied: both decide the same", len(comparison.ours.loss)
         tie = Leg(
-            name, "inconclusive", 0.0, None, len(comparison.ours.loss), threshold, claim.unit, reason, good="lower"
+            name, "inconclusive", 0.0, None, n, threshold, claim.unit, f"{same}; {saved}", good="lower", remedy=same
         )
         return LegTest(tie, ByDocument.noun, lambda error: None)
     weighted = build_leg_test(name, estimate, "above", threshold, claim.minimum)
@@ -181,7 +181,7 @@ def build_comparison_leg_test(
     if comparison.tied and leg.p_falsify is not None:
         margin = claim.thresholds["tie_margin"]
         within = f"tied: shown to differ by less than ±{100 * margin:g} %, and more documents would not change it"
-        leg = replace(leg, p_falsify=1.0, p_survive=1.0)
+        leg = replace(leg, p_falsify=1.0, p_survive=1.0, remedy=within)
     reason = "; ".join(filter(None, (within, saved, leg.reason)))
     return replace(weighted, leg=replace(leg, reason=reason))
 

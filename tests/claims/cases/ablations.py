@@ -97,6 +97,7 @@ def nearly(rise: float, documents: int = 200, spread: float = 0.002):
 def says_tied_within_the_margin(verdict: Verdict) -> None:
     assert verdict.verdict == "inconclusive"
     assert "tied: shown to differ by less than ±0.1 %" in verdict.reason
+    assert verdict.why.startswith("tied: "), "the summary shows it"
     assert {(leg.p_falsify, leg.p_survive) for leg in verdict.legs} == {(1.0, 1.0)}
 
 
