@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from emad_ref.calibration.lens_files import FittedLens
@@ -45,6 +44,7 @@ from emad_ref.calibration.regression import (
 )
 from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
+from emad_ref.models.fast.products import multiply_by_weight
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype
@@ -182,7 +182,7 @@ def _refine(stepper: Stepper, plan: LensPlan, cache: CachedStates, state: LensFi
 
         def logits(hidden: Tensor, head: tuple[Tensor, Tensor | None] = head) -> Tensor:
             return upcast_to_float32(
-                apply_softcap(F.linear(stepper.apply_final_norm(hidden), *head), stepper.logit_softcap)
+                apply_softcap(multiply_by_weight(stepper.apply_final_norm(hidden), *head), stepper.logit_softcap)
             )
 
         with torch.no_grad():

@@ -26,7 +26,7 @@ from emad_ref.models.stepper import get_decoder_submodule_by_name
 from emad_ref.record import HEAD
 
 MATRIX_PRODUCTS = {  # operation → indices of its factors; the inner size is the last of the first one's
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv"), (0, 1)),
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv", "blas_matmul"), (0, 1)),  # the last: fast.blas_operator
     **dict.fromkeys(("addmm", "baddbmm", "addmv", "_addmm_activation"), (1, 2)),
 }
 WEIGHTED_SUMS = ("_embedding_bag", "_embedding_bag_forward_only")  # most rows: a product with a column-major weight

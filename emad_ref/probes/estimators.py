@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument, require_extra
+from emad_ref.models.fast.products import multiply_by_weight
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator
@@ -61,7 +61,7 @@ class ExactIndex:
         return self.rows.numel()
 
     def search(self, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        best = F.linear(states, self.rows, self.bias).topk(k, dim=-1)
+        best = multiply_by_weight(states, self.rows, self.bias).topk(k, dim=-1)
         return best.values, best.indices
 
 

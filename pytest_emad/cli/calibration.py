@@ -50,6 +50,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.profile import require_probes
     from emad_ref.calibration.windows import window_size
     from emad_ref.exit_rules import default_probes
+    from emad_ref.models.fast.product_table import share_product_table
     from emad_ref.models.loading import load, require_decoder_only
     from emad_ref.models.model_spec import ModelSpec
     from emad_ref.workers.dispatch import open_workers
@@ -81,7 +82,7 @@ def calibrate(args: argparse.Namespace) -> None:
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     names = ", ".join(corpora)
     label = f"{args.model}: {names}"
-    with open_workers(args.executor) as workers:
+    with share_product_table(), open_workers(args.executor) as workers:
         parts = None if workers is None else worker_statistics_source(workers, ModelSpec.from_loaded(loaded), plan)
         profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts)
     profile.save(args.out)

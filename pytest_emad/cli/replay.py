@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import resolve_path, write_atomically
+from emad_ref.models.fast.product_table import share_product_table
 from pytest_emad.cli.arguments import add_examples, parse_path
 from pytest_emad.cli.judgment import run_pytest
 from pytest_emad.report.provenance import DISTRIBUTION
@@ -52,7 +53,8 @@ def replay_test(args: argparse.Namespace) -> int:
         if recorded["left_out"]:
             print(f"left out: {' '.join(recorded['left_out'])}")
         sys.stdout.flush()
-        status = run_pytest(words, cwd=recorded["folder"], env=build_environment(recorded)).returncode
+        with share_product_table(report["provenance"].get("products", {})):
+            status = run_pytest(words, cwd=recorded["folder"], env=build_environment(recorded)).returncode
         lines, as_recorded = compare_with_replay(report, folder, question, test)
         print("\n".join(lines))
         if not args.keep:

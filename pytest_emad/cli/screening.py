@@ -211,6 +211,7 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
 
 def sweep_exit_rules(args: argparse.Namespace) -> None:
     """Compare the families of exit rules at equal net FLOPs, by replay: chosen on one split, judged on another."""
+    from emad_ref.models.fast.product_table import share_product_table
     from emad_ref.models.loading import require_decoder_only
     from emad_ref.workers.dispatch import open_workers
     from pytest_emad.measurements.model_measurements import ModelMeasurements
@@ -223,7 +224,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
             raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
         require_replaceable_file(args.out, "out", "a table of emad sweep", WRITERS[args.out.suffix][1])
     study = Study(corpus=args.corpus, data=args.data, budget=resolve_text_budget(args))
-    with open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
+    with share_product_table(), open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
         require_decoder_only(loaded)

@@ -24,6 +24,7 @@ from _pytest.junitxml import xml_key  # pytest has no hook for class names
 
 from emad_ref.errors import escape_unsafe
 from emad_ref.files import BadFile, append_text, read_bytes
+from emad_ref.models.fast.product_table import chosen_products
 from pytest_emad.report.deselection import PREFIX, describe_deselections
 from pytest_emad.report.provenance import (
     ANSWERED,
@@ -294,7 +295,9 @@ class RunRecord:
             "known": self.records["known"],
             "tests": tests,
             **{key: self.records[key] for key in ("audits", "repeats")},
-            "provenance": self._provenance | {"torch_threads": threads},
+            "provenance": self._provenance
+            | {"torch_threads": threads}
+            | ({"products": products} if (products := chosen_products()) else {}),
         }
         return made | {"tier": build_tier_entry(made)}
 

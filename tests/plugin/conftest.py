@@ -69,6 +69,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "PYTEST_XDIST_WORKER",
         "PYTEST_XDIST_WORKER_COUNT",
         "GITHUB_STEP_SUMMARY",
+        "EMAD_PRODUCT_TABLE",
     ):
         monkeypatch.delenv(name, raising=False)
 

@@ -24,6 +24,7 @@ TESTS = """
 from pathlib import Path
 from types import SimpleNamespace
 import pytest
+from emad_ref.models.fast.product_table import choose_product
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request
 from pytest_emad.run.decoder_providers import make_decoder
@@ -35,6 +36,8 @@ REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), ful
 def test_decoder(request, part):
     with open(Path(__file__).with_name("calls.txt"), "a") as calls:
         calls.write(part + ";")
+    measured = Path(__file__).with_name("measured.txt").read_text()
+    assert choose_product("a class", ("blas", "linear"), lambda: measured) == "blas"
     assert make_decoder(request.config, REQUEST) == Path(__file__).with_name("answer.txt").read_text()
 """
 NODE = "test_it.py::test_decoder[one]"
@@ -46,6 +49,7 @@ def judged(project: pytest.Pytester) -> Path:
     project.makeconftest(CONFTEST)
     project.makepyfile(test_it=TESTS)
     (project.path / "answer.txt").write_text("right")
+    (project.path / "measured.txt").write_text("blas")
     return project.path
 
 
@@ -146,6 +150,7 @@ def test_the_command_replays_from_anywhere_writes_nothing_there_and_fails_unless
     for written in ("ini.xml", "log.txt"):
         (judged / written).write_text("kept")
     (judged / "calls.txt").unlink()
+    (judged / "measured.txt").write_text("linear")  # a replay takes the products on record
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(judged / "ini.xml"))
     capfd.readouterr()

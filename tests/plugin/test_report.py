@@ -121,6 +121,30 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     assert files(project.path / "out" / "deep") == {"report.json"} | pages
 
 
+MEASURING = """
+import os
+import pytest
+from emad_ref.models.fast.product_table import choose_product
+
+@pytest.mark.parametrize("part", range(6))
+def test_choice(part):
+    own = os.environ["PYTEST_XDIST_WORKER"]
+    with open(f"{own}-{part}.chosen", "w") as file:
+        file.write(choose_product("a class", ("gw0", "gw1"), lambda: own))
+"""
+
+
+def test_all_processes_of_a_run_take_the_products_that_its_report_names(
+    project: pytest.Pytester, run_apart: Run
+) -> None:
+    project.makepyfile(MEASURING)
+    run_apart("-n2", "--emad-report=out").assert_outcomes(passed=6)
+    chosen = list(project.path.glob("gw*-*.chosen"))
+    assert {file.name[:3] for file in chosen} == {"gw0", "gw1"}
+    (product,) = {file.read_text() for file in chosen}
+    assert report_of(project.path / "out")["provenance"]["products"] == {"a class": product}
+
+
 def files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 

@@ -17,16 +17,16 @@ never a copy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from emad_ref.models.fast.weight_layout import LARGE_WEIGHT, RUN_GAP, packed_view
+from emad_ref.models.fast.products import is_weight_bound, multiply_by_weight
+from emad_ref.models.fast.weight_layout import packed_view
 
 Pointwise = Callable[[Tensor], Tensor]
 RotaryTables = tuple[Tensor, Tensor]
@@ -173,77 +173,6 @@ def flatten_single_cpu_token(hidden: Tensor) -> Tensor:
 def apply_linear_parameters(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
     """The linear layer with parameters ``own`` of ``states`` [..., in]; ``out`` [tokens, out] or [out]: the target."""
     return multiply_by_weight(states, own["weight"], own["bias"], out)
-
-
-SUMMED_ROWS = 4  # most rows of a product by sums of a weight's columns; one fewer if no cache holds the weight
-CACHED_WEIGHT = 2**22  # elements: the largest weight that a processor's last cache holds for the next row
-MOST_ROWS = 256  # most rows of a product divided among threads here; PyTorch divides larger ones itself
-
-
-def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
-    """Whether a product of ``states`` [..., in] with ``weight`` [out, in] has few tokens and a large weight."""
-    large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
-    return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
-
-
-def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest of PyTorch's products.
-
-    For few tokens on a CPU, reading the weight takes all the time. PyTorch reads it once for each of up to three
-    tokens, on one thread, and slower than it sums embeddings. So for few tokens a column-major weight is summed over
-    its columns (an embedding bag). With a row-major weight the tokens are the columns of one product; a single token is
-    multiplied with both halves. Threads divide the outputs of other large weights.
-    """
-    if not is_weight_bound(states, weight):
-        return _one_product(states, weight, bias, out)
-    outputs, inputs = weight.shape
-    rows, threads = states.numel() // inputs, torch.get_num_threads()
-    parts = math.gcd(outputs, threads)
-    if (columns := _summable(weight, rows, threads)) is not None:
-        done = torch.embedding_bag(columns, *_bags(rows, inputs), per_sample_weights=states.reshape(-1))[0][:, :outputs]
-    elif rows <= SUMMED_ROWS and weight.is_contiguous():
-        turned = states.reshape(rows, inputs).contiguous().t()  # by columns: rows take five times as long
-        pieces = max(parts, math.gcd(outputs, 2)) if rows == 1 else 1  # one product is slower in PyTorch
-        done = torch.bmm(weight.view(pieces, -1, inputs), turned.expand(pieces, -1, -1)).reshape(outputs, rows).t()
-    elif parts > 1:
-        each = weight.view(parts, outputs // parts, inputs).transpose(1, 2)
-        done = torch.bmm(states.reshape(1, rows, inputs).expand(parts, -1, -1), each).transpose(0, 1)
-    else:
-        return _one_product(states, weight, bias, out)
-    done = done.reshape(rows, outputs)
-    done = done if bias is None else done + bias
-    return done.contiguous().view(*states.shape[:-1], outputs) if out is None else out.copy_(done.view_as(out))
-
-
-def _summable(weight: Tensor, rows: int, threads: int) -> Tensor | None:
-    """[in, run] over a ``weight`` [out, in] by columns if their sums are the fastest product; else None.
-
-    A part of a wider buffer is excluded, since its sums would include neighbours.
-    """
-    outputs, inputs = weight.shape
-    run, cached = weight.stride(1), weight.numel() <= CACHED_WEIGHT
-    fastest = rows <= SUMMED_ROWS if cached else rows < SUMMED_ROWS and threads == 1
-    by_columns = weight.stride(0) == 1 and outputs <= run <= outputs + RUN_GAP
-    if not fastest or not by_columns or torch.is_grad_enabled():
-        return None
-    held = weight.untyped_storage().nbytes() // weight.element_size() - weight.storage_offset()
-    return weight.detach().as_strided((inputs, run), (run, 1)) if held >= run * inputs else None
-
-
-@lru_cache(maxsize=64)
-def _bags(rows: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Indices and offsets of ``rows`` sums over all columns of a weight with ``inputs`` inputs."""
-    with torch.inference_mode(False):
-        return torch.arange(inputs).repeat(rows), torch.arange(rows) * inputs
-
-
-def _one_product(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    if states.dim() == 1:
-        return torch.mv(weight, states, out=out) if bias is None else torch.addmv(bias, weight, states, out=out)
-    if out is None:
-        return F.linear(states, weight, bias)
-    rows, transposed = states.flatten(0, -2), weight.t()
-    return torch.mm(rows, transposed, out=out) if bias is None else torch.addmm(bias, rows, transposed, out=out)
 
 
 def apply_linear(module: nn.Module, states: Tensor) -> Tensor:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fast import fused_blocks
-from emad_ref.models.fast.fused_blocks import MOST_ROWS, AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
+from emad_ref.models.fast import fused_blocks, product_table, products
+from emad_ref.models.fast.fused_blocks import AttentionInputs, PackedLinear, apply_linear
+from emad_ref.models.fast.products import BAG_ROWS, LINEAR, MOST_ROWS, PRODUCTS, ProductClass, multiply_by_weight
 from emad_ref.models.fast.weight_layout import LARGE_WEIGHT, lay_out_weights, to_adjacent_column_major
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import full_depth
@@ -37,11 +41,34 @@ def weight_of(layout: str) -> torch.Tensor:
     return {"rows": weight, "columns": to_adjacent_column_major([weight])[0]}[layout]
 
 
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[ProductClass]]:
+    """Return a function that lets each class take the product of this name if it can; the classes that did."""
+
+    def take(name: str) -> list[ProductClass]:
+        took: list[ProductClass] = []
+
+        def fastest(kind: ProductClass, names: tuple[str, ...], run: int) -> str:
+            took.extend([kind] if name in names else [])
+            return name if name in names else LINEAR
+
+        monkeypatch.setattr(products, "_measure_fastest", fastest)
+        monkeypatch.setattr(products, "_chosen", {})
+        monkeypatch.setattr(product_table, "_known", {})
+        monkeypatch.delenv(product_table.TABLE_VARIABLE, raising=False)
+        return took
+
+    return take
+
+
+@pytest.mark.each_value
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, OUTPUTS)], ids=["plain", "biased"])
-@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize(("product", "layout"), list(itertools.product(PRODUCTS, ("rows", "columns"))))
 @torch.inference_mode()
-def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tensor | None) -> None:
-    weight, own = weight_of(layout), torch.Generator().manual_seed(1)
+def test_a_product_is_that_of_linear(
+    take: Callable[[str], list[ProductClass]], threads: int, product: str, layout: str, bias: torch.Tensor | None
+) -> None:
+    weight, own, took = weight_of(layout), torch.Generator().manual_seed(1), take(product)
     for shape in ((), (1,), (1, 1), (2,), (1, 3), (3, 1), (2, 2), (0,), (0, 4), (MOST_ROWS,), (MOST_ROWS + 1,)):
         states = torch.randn(*shape, INPUTS, generator=own)
         expected = F.linear(states.double(), weight.double(), None if bias is None else bias.double())
@@ -54,32 +81,91 @@ def test_a_product_is_that_of_linear(threads: int, layout: str, bias: torch.Tens
             multiply_by_weight(states, weight, bias, wide[:, 4:-4])
             torch.testing.assert_close(wide[:, 4:-4].double(), expected, rtol=1e-5, atol=1e-4)
             assert wide.isnan().sum() == 8 * shape[0]
+    unfit = {"bmm_columns": layout == "columns", "bmm_parts": threads != 2, "embedding_bag": layout == "rows"}
+    most = {"embedding_bag": BAG_ROWS}.get(product, MOST_ROWS)
+    assert sorted({kind.rows for kind in took}) == (
+        []
+        if unfit.get(product)
+        else [n for n in (1, 2, 4, MOST_ROWS) if n <= most and (n, product) != (1, "blas_columns")]
+    )
+
+
+@torch.inference_mode()
+def test_a_class_is_measured_once_and_keeps_its_product_and_its_bits(
+    take: Callable[[str], list[ProductClass]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    weight, states, took = weight_of("rows"), torch.randn(3, INPUTS), take("blas")
+    first = multiply_by_weight(states, weight)
+    assert torch.equal(multiply_by_weight(states, weight.clone()), first)
+    multiply_by_weight(states[:2], weight)
+    multiply_by_weight(torch.randn(4, INPUTS), weight)
+    assert [kind.rows for kind in took] == [4, 2]
+    assert product_table.chosen_products() == {f"{n} rows, 960 × 320 by rows, threads 1": "blas" for n in (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fastest"),
+    [((4, 2, 3), "bmm_columns"), ((4, 3, 1), "blas"), ((4, 3.9, 4), LINEAR), ((1, 2, 3), LINEAR)],
+)
+@torch.inference_mode()
+def test_the_fastest_product_is_taken_unless_it_saves_too_little(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], fastest: str
+) -> None:
+    """Each product takes its time on a clock of the test, and a counter around the choice counts no measured one."""
+    now = 0.0
+
+    def taking(seconds: float) -> products.Product:
+        def product(states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            nonlocal now
+            now += seconds
+            return F.linear(states, weight)
+
+        return product
+
+    names, kind = (LINEAR, "bmm_columns", "blas"), ProductClass(2, OUTPUTS, INPUTS, "by rows", 1)
+    monkeypatch.setattr(products, "time", SimpleNamespace(perf_counter=lambda: now))
+    for name, each in zip(names, seconds, strict=True):
+        monkeypatch.setitem(PRODUCTS, name, taking(each / 100))
+    with FlopCounterMode(display=False) as counted:
+        assert products._measure_fastest(kind, names, 1) == fastest
+        assert now > sum(seconds) / 100
+        assert counted.get_total_flops() == 0
+        F.linear(torch.ones(2, 3), torch.ones(5, 3))
+    assert counted.get_total_flops() == 60
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 @torch.inference_mode()
-def test_one_token_has_the_bits_of_one_product_on_any_number_of_threads(threads: int, layout: str) -> None:
-    weight, state = weight_of(layout), torch.randn(INPUTS, generator=torch.Generator().manual_seed(2))
-    torch.set_num_threads(1)
-    alone = multiply_by_weight(state, weight, None)
-    torch.set_num_threads(threads)
-    assert torch.equal(multiply_by_weight(state, weight, None), alone)
-
-
-@torch.inference_mode()
-def test_up_to_four_tokens_have_the_bits_of_each_alone_by_columns(threads: int) -> None:
-    weight, own = weight_of("columns"), torch.Generator().manual_seed(3)
-    for rows in (2, 3, 4):
-        states = torch.randn(rows, INPUTS, generator=own)
-        assert torch.equal(
-            multiply_by_weight(states, weight), torch.stack([multiply_by_weight(state, weight) for state in states])
-        )
+def test_a_measurement_ends_on_two_threads_and_takes_an_offered_product(
+    take: Callable[[str], list[ProductClass]], monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    measure = products._measure_fastest
+    take(LINEAR)
+    monkeypatch.setattr(products, "_measure_fastest", measure)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for rows in (1, 4):
+            states, weight = torch.randn(rows, INPUTS), weight_of(layout)
+            torch.testing.assert_close(
+                multiply_by_weight(states, weight), F.linear(states, weight), rtol=1e-4, atol=1e-3
+            )
+    finally:
+        torch.set_num_threads(before)
+    kinds = list(products._chosen)
+    assert [(kind.rows, kind.threads) for kind in kinds] == [(1, 2), (4, 2)]
+    assert all(name in products._offered(kind) for kind, name in products._chosen.items())
 
 
 @pytest.mark.parametrize("inputs", [1536, 2048])
+@pytest.mark.parametrize("product", PRODUCTS)
 @torch.inference_mode()
-def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -> None:
+def test_columns_between_which_others_lie_are_summed_without_them(
+    take: Callable[[str], list[ProductClass]], product: str, inputs: int
+) -> None:
     """A gap behind each column, neighbours in one buffer, and a part whose last column ends before its gap."""
+    take(product)
     whole = torch.full((inputs, 2**11 + 8), torch.nan)
     weight = whole[:, : 2**11].t()
     weight.normal_(generator=torch.Generator().manual_seed(4))
@@ -91,12 +177,14 @@ def test_columns_between_which_others_lie_are_summed_without_them(inputs: int) -
         torch.testing.assert_close(multiply_by_weight(state, part).double(), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_a_gradient_passes(threads: int) -> None:
+def test_a_gradient_passes(take: Callable[[str], list[ProductClass]], threads: int) -> None:
+    took = take("blas")
     weight = weight_of("rows").requires_grad_()
     for rows in (1, 2, 4):
         states = torch.ones(rows, INPUTS, requires_grad=True)
         multiply_by_weight(states, weight, None).sum().backward()
         torch.testing.assert_close(states.grad, weight.detach().sum(0).expand(rows, -1), rtol=1e-4, atol=1e-3)
+    assert not took
 
 
 def test_a_hooked_or_patched_layer_runs_itself() -> None:
@@ -110,9 +198,13 @@ def test_a_hooked_or_patched_layer_runs_itself() -> None:
     assert apply_linear(layer, states).item() == 0
 
 
-@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.each_value
 @pytest.mark.parametrize("rows", [1, 2, 5])
-def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(threads: int, rows: int, layout: str) -> None:
+@pytest.mark.parametrize(("product", "layout"), list(itertools.product(PRODUCTS, ("rows", "columns"))))
+def test_a_decoder_of_large_weights_decodes_as_its_modules_and_is_counted(
+    take: Callable[[str], list[ProductClass]], threads: int, product: str, rows: int, layout: str
+) -> None:
+    take(product)
     config = LlamaConfig(
         vocab_size=1200, hidden_size=320, intermediate_size=960, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64,
