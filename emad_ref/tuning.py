@@ -33,7 +33,13 @@ from emad_ref.replay.losses import (
     choose_margin_point,
     replay_losses,
 )
-from emad_ref.text.corpora import LazyDocumentTokens, iterate_corpus_documents, tokenize_without_special_tokens
+from emad_ref.text.corpora import (
+    LazyDocumentTokens,
+    group_of_document,
+    iterate_corpus_documents,
+    require_corpus_with_fields,
+    tokenize_without_special_tokens,
+)
 from emad_ref.text.documents import DEFAULT_CORPUS, DEFAULT_DOCUMENTS, Documents, Split
 
 CHECKED_TOKENS = 128  # tokens of the first window, for checking that model and tokenizer match
@@ -157,12 +163,14 @@ def windows_of(
     limit: int | None = None,
     per_document: int | None = None,
     longest: int | None = None,
+    corpus_group: str | None = None,
     told: Callable[[Documents], None] | None = None,
 ) -> Iterator[TokenSequence]:
     """At most ``limit`` windows of ``corpus``, or of the model's own samples for ``self``.
 
     ``longest``: the most tokens of a window; None: 512, or the model's positions. ``per_document``: most windows of one
-    document, its first; None: all. ``told`` receives the texts: a ``text.corpora.DistinctDocumentIterator`` counts the
+    document, its first; None: all. ``corpus_group``: the field of a .jsonl file that names the group of a document;
+    a group counts as one document. ``told`` receives the texts: a ``text.corpora.DistinctDocumentIterator`` counts the
     ones it dropped.
 
     Raises:
@@ -172,17 +180,20 @@ def windows_of(
     stepper = model.stepper
     window = window_size(stepper.max_positions, longest)
     documents: Iterator[Ints | LazyDocumentTokens]
+    group_of = None
     if corpus == "self":
+        require_corpus_with_fields(corpus, corpus_group)
         documents = iterate_sampled_documents(
             stepper, model.opening_token_id, min(window, 256) - 1, split, ends=model.end_token_ids
         )
     else:
         tokenizer = get_required_tokenizer(model)
-        texts = iterate_corpus_documents(corpus, split, data=data)
+        texts = iterate_corpus_documents(corpus, split, data=data, corpus_group=corpus_group)
+        group_of = None if corpus_group is None else partial(group_of_document, texts)
         if told is not None:
             told(texts)
         documents = (tokenize_without_special_tokens(tokenizer, text) for text in texts)
-    found = cut_windows(documents, window, model.opening_token_id, limit, per_document)
+    found = cut_windows(documents, window, model.opening_token_id, limit, per_document, group_of)
     return _warn_of_mismatch(model, corpus, found) if corpus != "self" and split == "calibrate" else found
 
 

@@ -5,7 +5,7 @@ No model runs here."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from operator import itemgetter
@@ -63,12 +63,14 @@ def cut_windows(
     opening: int | None,
     limit: int | None = None,
     per_document: int | None = None,
+    group_of: Callable[[int], int] | None = None,
 ) -> Iterator[TokenSequence]:
     """Token sequences to score: one document per window, longer ones cut into windows that each start at full depth.
 
     ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None) is
     put before each window, so that its first token is predicted too. ``limit`` counts windows; ``per_document`` bounds
-    the windows of one document, from its start.
+    the windows of one document, from its start. ``group_of``: number of a document that was read → its group,
+    all of which counts as one document; None: each document is its own.
 
     Raises:
         BadArgument: a window that cannot hold two tokens, a negative limit, no window per document.
@@ -82,14 +84,17 @@ def cut_windows(
         raise BadArgument("per_document", per_document, "a count of windows ≥ 1", "None takes all")
 
     def cut() -> Iterator[TokenSequence]:
-        room = window - (opening is not None)
-        for number, document in enumerate(documents):
-            for start in count(0, room) if per_document is None else range(0, per_document * room, room):
+        room, given = window - (opening is not None), Counter[int]()
+        for place, document in enumerate(documents):
+            number = place if group_of is None else group_of(place)
+            left = None if per_document is None else per_document - given[number]
+            for start in count(0, room) if left is None else range(0, left * room, room):
                 piece = np.asarray(document[start : start + room], dtype=np.int64)
                 if not len(piece):
                     break
                 tokens = piece if opening is None else np.concatenate([[opening], piece])
                 if len(tokens) >= 2:
+                    given[number] += 1
                     yield TokenSequence(tokens, document=number)
 
     return islice(cut(), limit)

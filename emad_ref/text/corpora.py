@@ -11,6 +11,10 @@ Splits never overlap: if a source has a test part, ``evaluate`` reads it and the
 parts are dealt in runs of consecutive documents, because neighbours may have one subject. If documents are paragraphs,
 the one at each border belongs to no split.
 
+A field of a .jsonl file may name the group of each document (its author, its template). Groups are then dealt whole, in
+the order in which the file first names them, and a split has its documents group by group. A group that the test file
+of a folder shares with the other file belongs to the other splits alone.
+
 Near-duplicates are documents whose sets of five consecutive word pieces have a Jaccard index of at least 0.4, estimated
 from a bottom-k sketch (Broder 1997, *On the resemblance and containment of documents*). Only the first is kept, over
 all splits in the order calibrate, validate, evaluate: documents that count as independent must not repeat the same
@@ -31,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -161,19 +165,23 @@ class DocumentIndex:
 class DistinctDocumentIterator(Iterator[str]):
     """Documents without near-duplicates of earlier ones, in order; ``left_out`` counts the dropped ones so far.
 
+    ``documents`` come with the number of their group, which ``groups`` lists for the documents given so far.
     ``index_earlier`` makes an index of documents that must not be repeated either; it is called before the first
     document is read. A source that repeats itself ``MAX_DUPLICATES_IN_A_ROW`` times ends.
     """
 
-    def __init__(self, documents: Iterable[str], index_earlier: Callable[[], DocumentIndex] = DocumentIndex) -> None:
+    def __init__(
+        self, documents: Iterable[tuple[str, int]], index_earlier: Callable[[], DocumentIndex] = DocumentIndex
+    ) -> None:
         self._documents, self._index_earlier = iter(documents), functools.cache(index_earlier)
-        self._seen, self.left_out = DocumentIndex(), 0
+        self._seen, self.left_out, self.groups = DocumentIndex(), 0, list[int]()
 
     def __next__(self) -> str:
-        for text in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
+        for text, group in islice(self._documents, MAX_DUPLICATES_IN_A_ROW):
             sketch = bottom_k_sketch(text)
             if self._index_earlier().find(sketch) is None and self._seen.find(sketch) is None:
                 self._seen.add(sketch)
+                self.groups.append(group)
                 return text
             self.left_out += 1
         raise StopIteration
@@ -230,44 +238,65 @@ class CorpusUnavailable(EmadError):
     """Raised for a corpus that neither the data folder nor the hub provides."""
 
 
-def iterate_corpus_documents(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
+def iterate_corpus_documents(
+    corpus: str, split: Split, *, seed: int = 0, data: Path | None = None, corpus_group: str | None = None
+) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
     Those of files, data sets and extensions come as ``DistinctDocumentIterator``: only the first of near-duplicates,
-    over all splits. The world's are drawn independently, and unfiltered.
+    over all splits. The world's are drawn independently, and unfiltered. ``corpus_group``: the field of a .jsonl file
+    that names the group of each document; None: each document is its own group.
 
     Raises:
-        BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
+        BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it;
+            groups of a corpus without fields, a line without its group.
         CorpusUnavailable: a known corpus that cannot be reached.
     """
+    require_corpus_with_fields(corpus, corpus_group)
     if corpus in world.CORPORA:
         return world.generate_documents(corpus, split, seed)
-    documents = _raw_documents(corpus, split, seed, data)
+    documents = _numbered_documents(corpus, split, seed, data, corpus_group)
     stamps = tuple(each.stat().st_mtime_ns for each in (Path(corpus), data) if each is not None and each.exists())
-    return DistinctDocumentIterator(documents, partial(_index_earlier_splits, corpus, split, seed, data, stamps))
+    index_earlier = partial(_index_earlier_splits, corpus, split, seed, data, corpus_group, stamps)
+    return DistinctDocumentIterator(documents, index_earlier)
 
 
 @functools.lru_cache(maxsize=4)  # a run reads a split several times
 def _index_earlier_splits(
-    corpus: str, split: Split, seed: int, data: Path | None, stamps: tuple[int, ...]
+    corpus: str, split: Split, seed: int, data: Path | None, corpus_group: str | None, stamps: tuple[int, ...]
 ) -> DocumentIndex:
     """Index of the documents of the splits before ``split``. ``stamps``: times of change of what they are read from."""
     index = DocumentIndex()
     for earlier in DEALT[: DEALT.index(split)]:
         try:
-            documents = _raw_documents(corpus, earlier, seed, data)
+            documents = _numbered_documents(corpus, earlier, seed, data, corpus_group)
         except (BadArgument, CorpusUnavailable):  # this run cannot read it, so nothing was chosen on it
             continue
-        for text in islice(documents, COMPARED):
+        for text, _ in islice(documents, COMPARED):
             index.assign_cluster_and_novelty(text)
     return index
 
 
-def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:
+def _numbered_documents(
+    corpus: str, split: Split, seed: int, data: Path | None, corpus_group: str | None
+) -> Iterator[tuple[str, int]]:
+    """Documents with the number of their group; without groups, with their own number."""
+    if corpus_group is None:
+        return zip(_raw_documents(corpus, split, seed, data), count())
+    require_measuring_split(split)
+    return iterate_documents_by_group(Path(corpus), split, corpus_group)
+
+
+def require_measuring_split(split: Split) -> None:
+    """Raise BadArgument unless ``split`` is one that files and data sets have."""
     if split not in SPLITS:
         raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
     if split == "train":
         raise BadArgument("split", split, "calibrate, validate or evaluate", "only the world has text to train on")
+
+
+def _raw_documents(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:
+    require_measuring_split(split)
     if corpus in PUBLISHED:
         published = PUBLISHED[corpus]
         folder = data / published.folder if data else None
@@ -324,6 +353,16 @@ def iterate_folder_split_documents(
     folder: Path, split: Split, stem: str = "valid", fields: Sequence[str] = TEXT
 ) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of ``stem``.*; a folder without those names is refused."""
+    chosen = find_split_file(folder, split, stem)
+    return (
+        iterate_file_documents(chosen, fields)
+        if split == "evaluate"
+        else iterate_documents_of_given_quarters(chosen, WITHOUT_TEST[split], fields)
+    )
+
+
+def find_split_file(folder: Path, split: Split, stem: str = "valid") -> Path:
+    """The file of ``folder`` that holds ``split``; raises BadArgument without one."""
     stem = "test" if split == "evaluate" else stem
     try:
         files = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
@@ -333,12 +372,7 @@ def iterate_folder_split_documents(
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
-    chosen = files[0]
-    return (
-        iterate_file_documents(chosen, fields)
-        if split == "evaluate"
-        else iterate_documents_of_given_quarters(chosen, WITHOUT_TEST[split], fields)
-    )
+    return files[0]
 
 
 def iterate_file_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
@@ -389,6 +423,11 @@ def is_heading(line: str) -> bool:
 
 def iterate_jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterator[str]:
     """The text of every line's ``fields``; blank lines are skipped."""
+    return (text for text, _, _ in _iterate_jsonl_rows(path, fields))
+
+
+def _iterate_jsonl_rows(path: Path, fields: Sequence[str] = TEXT) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """(text, all fields, file and line) of every line."""
     for number, line in enumerate(read_lines(path, "corpus"), start=1):
         if line.strip():
             place = f"{path.name}, line {number}"
@@ -402,7 +441,7 @@ def iterate_jsonl_documents(path: Path, fields: Sequence[str] = TEXT) -> Iterato
                 names = " and ".join(f'"{field}"' for field in fields)
                 hold = f"field {names} is a string" if len(fields) == 1 else f"fields {names} are strings"
                 raise BadArgument(place, line[:60], f"a JSON object whose {hold}", f"mend the line{why}")
-            yield normalize_newlines_and_bom(text, place)
+            yield normalize_newlines_and_bom(text, place), row, place
 
 
 def format_row_text(row: Any, fields: Sequence[str]) -> str | None:
@@ -418,6 +457,84 @@ READERS: dict[str, Callable[[Path, Sequence[str]], Iterator[str]]] = {
     ".txt": lambda path, fields: iterate_text_documents(path),
     ".jsonl": iterate_jsonl_documents,
 }
+
+
+# ---------------------------------------------------------------- groups of documents
+
+
+def require_corpus_with_fields(corpus: str, corpus_group: str | None) -> None:
+    """Raise BadArgument if documents are to be grouped by a field, and ``corpus`` is no file or folder."""
+    if corpus_group is not None and not os.path.exists(corpus):
+        remedy = f"{corpus} has no fields: name a file as the corpus, or leave the group out"
+        raise BadArgument("corpus_group", corpus_group, "a corpus that is a .jsonl file, or a folder of them", remedy)
+
+
+def iterate_grouped_lines(path: Path, corpus_group: str) -> Iterator[tuple[str, str]]:
+    """(text, group) of every line of a .jsonl file.
+
+    Raises:
+        BadArgument: another kind of file; a line without text, or whose ``corpus_group`` is no text.
+    """
+    if path.suffix != ".jsonl":
+        raise BadArgument("corpus_group", corpus_group, "lines of JSON, which have fields", f"{path.name} has none")
+    for text, row, place in _iterate_jsonl_rows(path):
+        group = row.get(corpus_group)
+        if not isinstance(group, str) or not group.strip():
+            known = f"it has {', '.join(map(repr, row))}" if corpus_group not in row else "mend the line"
+            raise BadArgument(f"{place}: {corpus_group}", group, "a string that names the document's group", known)
+        if text.strip():
+            yield text, group
+
+
+@dataclass(frozen=True)
+class GroupDeal:
+    """The groups of a split: in file ``path``, in order, each with its documents. ``shared`` ones are left out."""
+
+    path: Path
+    documents: Mapping[str, int]
+    shared: int = 0
+
+
+def deal_groups(path: Path, split: Split, corpus_group: str) -> GroupDeal:
+    """Deal whole groups as ``iterate_corpus_documents`` deals documents; no group falls into two splits."""
+    chosen, quarters, elsewhere = path, WHOLE[split], set[str]()
+    if is_folder(path):
+        chosen, quarters = find_split_file(path, split), WITHOUT_TEST.get(split, (0, 4))
+        if split == "evaluate":
+            elsewhere = {group for _, group in iterate_grouped_lines(find_split_file(path, "validate"), corpus_group)}
+    every = Counter(group for _, group in iterate_grouped_lines(chosen, corpus_group))  # in the order of the file
+    own = [group for group in every if group not in elsewhere]
+    first, end = split_document_range(len(own), quarters)
+    return GroupDeal(chosen, {group: every[group] for group in own[first:end]}, len(every) - len(own))
+
+
+def iterate_documents_by_group(path: Path, split: Split, corpus_group: str) -> Iterator[tuple[str, int]]:
+    """Documents of a split, group by group, with the number of their group, from 0. The split is held in memory."""
+    dealt = deal_groups(path, split, corpus_group)
+    texts: dict[str, list[str]] = {group: [] for group in dealt.documents}
+    for text, group in iterate_grouped_lines(dealt.path, corpus_group):
+        if group in texts:
+            texts[group].append(text)
+    return ((text, number) for number, each in enumerate(texts.values()) for text in each)
+
+
+def group_of_document(texts: Documents, place: int) -> int:
+    """The group of the document that was given as number ``place``."""
+    return texts.groups[place] if isinstance(texts, DistinctDocumentIterator) else place
+
+
+def describe_dealt_groups(corpus: str, corpus_group: str) -> str:
+    """How a grouped corpus is dealt: documents and groups of each split, near-duplicates counted.
+
+    Raises:
+        BadArgument: as ``iterate_corpus_documents``.
+    """
+    require_corpus_with_fields(corpus, corpus_group)
+    dealt = {split: deal_groups(Path(corpus), split, corpus_group) for split in DEALT}
+    parts = [f"{split} {sum(deal.documents.values())} ({len(deal.documents)})" for split, deal in dealt.items()]
+    shared = sum(deal.shared for deal in dealt.values())
+    left_out = f"; groups of the test file that the other file has, too, and that are left out: {shared}"
+    return f"{corpus} by {corpus_group}, documents (groups): {', '.join(parts)}{left_out if shared else ''}"
 
 
 def stream_hub_documents(corpus: str, part: str) -> Iterator[str]:

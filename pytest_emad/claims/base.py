@@ -4,6 +4,7 @@ premises of several claims.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 About = Literal["model", "pair", "names"]
 Suite = Literal["claims", "cost", "invariants"]
+COUNTED_DOCUMENTS = re.compile(r"((?:\d[\d,]*|unseen|unequal|number of|samples of) )document(s?)\b")  # in reasons
 
 
 class ModelOrPairMeasurements(Protocol):
@@ -272,7 +274,7 @@ class RunPlan:
         outcomes = self._outcomes.setdefault(evidence, {})
         if question.claim not in outcomes:
             try:
-                outcomes[question.claim] = question.answer(evidence, asked)
+                outcomes[question.claim] = self._with_counted_groups(question.answer(evidence, asked))
             except Unsupported as refusal:
                 # the error itself refers to frames, and so to the evidence
                 outcomes[question.claim] = Absent(str(refusal), "premise")
@@ -280,6 +282,19 @@ class RunPlan:
         if isinstance(outcome, Absent):
             raise Unsupported(outcome.reason)
         return outcome
+
+    def _with_counted_groups(self, answer: Answer) -> Answer:
+        """The answer with counts of groups where documents are grouped and so counted by group."""
+        study, verdict = self.study, answer.verdict
+        if study.corpus_group is None or answer.corpus != study.corpus:
+            return answer
+
+        def counted(text: str) -> str:
+            return COUNTED_DOCUMENTS.sub(r"\1group\2", text)
+
+        legs = tuple(replace(leg, reason=counted(leg.reason), remedy=counted(leg.remedy)) for leg in verdict.legs)
+        said = replace(verdict, legs=legs, reason=counted(verdict.reason), why=counted(verdict.why))
+        return replace(answer, verdict=said)
 
     def _needed(self, by: str, layers: int, claim: str, evidence: ModelOrPairMeasurements) -> Verdict:
         self._require_need(by, claim)

@@ -121,7 +121,7 @@ def build_window_readers(args: argparse.Namespace, loaded: LoadedModel) -> dict[
     names = args.corpus or [DEFAULT_CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
-    options = {"data": args.data, "limit": windows_to_read_per_corpus(args)}
+    options = {"data": args.data, "limit": windows_to_read_per_corpus(args), "corpus_group": args.corpus_group}
     sources = {name: partial(windows_of, loaded, name, "calibrate", **options) for name in names}
     for open_windows in sources.values():
         open_windows()  # reject a misspelled corpus before the pass over the first
@@ -226,6 +226,7 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     add("out", type=parse_path, metavar="OUT", help="JSON file to write the profile to")
     about = f"self is text by the model; repeatable (default: {DEFAULT_CORPUS})"
     add_suite_option(sub, "corpus", about, as_text=True, action="append", default=None)
+    add_suite_option(sub, "corpus-group")
     add_suite_option(sub, "data")
     add("--tokens", type=parse_whole_number, metavar="N", help="predicted tokens to read of each corpus")
     add("--documents", type=parse_whole_number, metavar="N",
@@ -302,7 +303,8 @@ def fit_tuned_lens(args: argparse.Namespace) -> None:
         held_out_tokens=args.held_out,
         seed=args.seed,
     )
-    windows = partial(windows_of, loaded, args.corpus, "calibrate", data=args.data, limit=args.documents)
+    options = {"data": args.data, "limit": args.documents, "corpus_group": args.corpus_group}
+    windows = partial(windows_of, loaded, args.corpus, "calibrate", **options)
     windows()  # reject a misspelled corpus before anything is written
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     label = f"{args.model}: {args.corpus}"
@@ -337,6 +339,7 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the lens to")
     add_suite_option(sub, "corpus", as_text=True, default=DEFAULT_CORPUS)
+    add_suite_option(sub, "corpus-group")
     add_suite_option(sub, "data")
     add(
         "--documents",

@@ -85,6 +85,7 @@ def compare_models(args: argparse.Namespace) -> int:
 
     study = Study(
         corpus=args.corpus,
+        corpus_group=args.corpus_group,
         device=args.device,
         dtype=args.dtype,
         seed=args.seed,
@@ -165,7 +166,7 @@ def add_same_arguments(sub: argparse.ArgumentParser) -> None:
     add("model", type=make_option_parser(parse_model_name, "MODEL"), metavar="MODEL",
         help="bundled name, folder or hub name")  # fmt: skip
     add("other", metavar="OTHER", help=f"another model, or an engine: {ADDRESS_FORMS}")
-    for name in ("corpus", "data", "seed", "device", "dtype", "decoder-dtype", "decoder-timeout"):
+    for name in ("corpus", "corpus-group", "data", "seed", "device", "dtype", "decoder-dtype", "decoder-timeout"):
         add_suite_option(sub, name)
     add_examples(
         sub,

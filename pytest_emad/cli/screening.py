@@ -59,7 +59,9 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
 
     require_replaceable_file(args.out, "out", "an exit", EXIT.start)  # reject bad input before the long passes
     documents = DOCUMENTS if args.documents is None else args.documents
-    settings = ScreeningSettings(args.corpus, args.data, documents, args.rise, args.seed, args.window)  # checks them
+    settings = ScreeningSettings(
+        args.corpus, args.data, documents, args.rise, args.seed, args.window, args.corpus_group
+    )  # checks them
     loaded = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     settings = settings.for_model(loaded.geometry, args.documents, args.window)
     if args.threads is not None:
@@ -185,6 +187,7 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add("out", type=parse_path, metavar="OUT", help=".safetensors file to write the exit to, for emad generate --exit")
     add_suite_option(sub, "corpus", as_text=True, default=DEFAULT_CORPUS)
+    add_suite_option(sub, "corpus-group")
     add_suite_option(sub, "data")
     add("--documents", type=parse_whole_number, metavar="N",
         help="how much text to read: documents to certify and to judge on, each, "
@@ -223,7 +226,7 @@ def sweep_exit_rules(args: argparse.Namespace) -> None:
         if args.out.suffix not in WRITERS:
             raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(WRITERS)}")
         require_replaceable_file(args.out, "out", "a table of emad sweep", WRITERS[args.out.suffix][1])
-    study = Study(corpus=args.corpus, data=args.data, budget=resolve_text_budget(args))
+    study = Study(corpus=args.corpus, corpus_group=args.corpus_group, data=args.data, budget=resolve_text_budget(args))
     with share_product_table(), open_model(args.model, study) as loaded, open_workers(args.executor) as workers:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "random weights have no meaningful perplexity")
@@ -305,6 +308,7 @@ def add_sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add = sub.add_argument
     add("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
     add_suite_option(sub, "corpus", as_text=True)
+    add_suite_option(sub, "corpus-group")
     add_suite_option(sub, "data")
     add_suite_option(sub, "budget")
     add(

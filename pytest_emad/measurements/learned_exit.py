@@ -103,7 +103,9 @@ class ExitEvaluation:
         if path is not None:
             return self._brought(path)
         documents, seed = DOCUMENTS[subject.budget.name], subject.seed
-        settings = ScreeningSettings(corpus=subject.corpus, data=subject.data, seed=seed)
+        settings = ScreeningSettings(
+            corpus=subject.corpus, data=subject.data, seed=seed, corpus_group=subject.corpus_group
+        )
         settings = settings.for_model(subject.loaded.geometry, documents)
         try:
             return screen(subject.loaded, settings, progress=True).attach(subject.loaded)

@@ -148,7 +148,7 @@ class ModelMeasurements:
         other = SHIFTED_CORPORA.get(self.corpus, None if self.corpus == "self" else "self")
         if other is None or not self.loaded.trained:
             return None
-        study = replace(self.study, corpus=other, profile=None)
+        study = replace(self.study, corpus=other, corpus_group=None, profile=None)
         if other == "self" and self.subject.budget != self.study.budget:
             # a large model writes only as much text as calibration needs: each token takes a decoding step
             fewest = min(FEWEST["calibrate"], self.study.budget.calibrate)

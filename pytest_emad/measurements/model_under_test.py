@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -39,7 +39,9 @@ from emad_ref.text.corpora import (
     CorpusUnavailable,
     DistinctDocumentIterator,
     LazyDocumentTokens,
+    group_of_document,
     iterate_corpus_documents,
+    require_corpus_with_fields,
     tokenize_without_special_tokens,
 )
 from emad_ref.text.documents import SPLITS, Documents, Split
@@ -192,6 +194,18 @@ class ModelUnderTest:
         return "wikitext"
 
     @property
+    def corpus_group(self) -> str | None:
+        """The field that groups documents; None if each is its own group."""
+        return None if self.corpus == "random tokens" else self.study.corpus_group
+
+    def get_group_numbering(self, split: Split) -> Callable[[int], int] | None:
+        """Number of a document of ``split`` that was read → its group; None if each document is its own.
+
+        The texts of a group count as one document wherever documents are cut, summed or resampled.
+        """
+        return None if self.corpus_group is None else lambda place: group_of_document(self._texts[split], place)
+
+    @property
     def absent_quality(self) -> Absent | None:
         """Why quality rows of plain documents do not apply; None if they do."""
         if not self.loaded.trained:
@@ -251,10 +265,13 @@ class ModelUnderTest:
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary_size, longest)
         if self.corpus == "self":
+            require_corpus_with_fields(self.corpus, self.corpus_group)
             longest, ends = min(self.window_size, 256) - 1, self.loaded.end_token_ids
             yield from iterate_sampled_documents(self.stepper, self.opening_token, longest, split, self.seed, ends)
             return
-        self._texts[split] = iterate_corpus_documents(self.corpus, split, seed=self.seed, data=self.data)
+        self._texts[split] = iterate_corpus_documents(
+            self.corpus, split, seed=self.seed, data=self.data, corpus_group=self.corpus_group
+        )
         for text in self._texts[split]:
             yield tokenize_without_special_tokens(self.tokenizer, text)
 
@@ -270,15 +287,15 @@ class ModelUnderTest:
         In judged splits a document gives at most ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
-        cut = list(
-            cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, count, per_document=1)
-        )
+
+        def cut_at_most(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
+            sizes = self.window_size, self.opening_token, limit, per_document
+            return cut_windows(self.iterate_documents(split), *sizes, self.get_group_numbering(split))
+
+        cut = list(cut_at_most(count, 1))
         if len(cut) < count:  # the corpus is exhausted: each document has given one
             most = count if split == "calibrate" else MOST_WINDOWS
-            cut = select_windows_round_robin(
-                cut_windows(self.iterate_documents(split), self.window_size, self.opening_token, per_document=most),
-                count,
-            )
+            cut = select_windows_round_robin(cut_at_most(None, most), count)
         return [replace(window, source=self.audit_source_ids) for window in cut]
 
     def make_opening_prompts(self, count: int, longest: int) -> list[Prompt]:
@@ -286,13 +303,13 @@ class ModelUnderTest:
 
         The corpus ``self`` is sampled only up to that number.
         """
-        documents = self.iterate_documents("evaluate")
+        documents, group_of = self.iterate_documents("evaluate"), self.get_group_numbering("evaluate")
         if self.corpus == "self":
             ends = self.loaded.end_token_ids
             documents = iterate_sampled_documents(
                 self.stepper, self.opening_token, longest, "evaluate", self.seed, ends
             )
-        cut = cut_windows(documents, longest, self.opening_token, count, per_document=1)
+        cut = cut_windows(documents, longest, self.opening_token, count, 1, group_of)
         return [Prompt(window.tokens, self.audit_source_ids) for window in cut]
 
     def get_progress_stream(self) -> TextIO | None:

@@ -260,11 +260,12 @@ def judged_text_note(points: CandidatePoints) -> str:
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
     documents, windows = len(traces.document_lengths), traces.evaluation.n_sequences
+    counted = "documents" if subject.corpus_group is None else f"groups of documents (by {subject.corpus_group})"
     alike = subject.count_dropped_near_duplicates("evaluate")
     left_out = f" ({alike} near-duplicates left out)" if alike else ""
     fewer = f"; a model of this size reads less ({subject.reductions_note}; all of it with --emad-budget standard)"
     return (
-        f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
+        f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} {counted}{left_out} in {windows} windows "
         f"of up to {subject.window_size} tokens, each from full depth; no prompt: decode FLOPs are all there are"
         f"{fewer if subject.reductions_note else ''}"
     )

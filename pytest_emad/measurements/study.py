@@ -96,6 +96,7 @@ class Study:
     """Settings of all measurements. Equal studies of equal weights give equal results, times excepted.
 
     ``corpus``   a name or path; None: chosen per model.
+    ``corpus_group``  a field of its .jsonl lines: documents with one value of it count as one. None: each is its own.
     ``walk``     ``models.families.BACKENDS``: by fused steps, captured or not, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
@@ -107,6 +108,7 @@ class Study:
     """
 
     corpus: str | None = None
+    corpus_group: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     walk: str = "fast"
@@ -130,6 +132,7 @@ class Study:
         """
         values: dict[str, object] = {
             "allow_code_execution": self.allow_code_execution,
+            "corpus_group": self.corpus_group,
             "exit": self.exit_file_digest,
             "limit": self.limit,
             "margin": self.margin,

@@ -605,6 +605,7 @@ class TaskScores:
             text=f"corpus={subject.corpus!r}, {split}",
             opening=subject.opening_token,
             rng=np.random.default_rng([subject.seed, SPLITS.index(split)]),
+            group_of=subject.get_group_numbering(split),
         )
 
     @cached_property

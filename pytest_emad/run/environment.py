@@ -22,7 +22,7 @@ import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref.errors import BadArgument, call_all, nearest_names
+from emad_ref.errors import BadArgument, call_all, escape_unsafe, nearest_names
 from emad_ref.files import resolve_path
 from pytest_emad.report import deselection as suites_source
 from pytest_emad.report.deselection import path_below_suites
@@ -211,6 +211,20 @@ def require_available_models(config: pytest.Config) -> None:
 def require_installed_extras(config: pytest.Config) -> None:
     """Require the extras that the options need, before collection. Raises MissingExtra."""
     get_run_settings(config).study.require_extras()
+
+
+def format_grouped_corpus(config: pytest.Config) -> list[str]:
+    """The header line of ``--emad-corpus-group``: how the corpus is dealt; none without groups.
+
+    Raises:
+        BadArgument: no corpus of .jsonl files, or a line without its group.
+    """
+    study = get_run_settings(config).study
+    if study.corpus_group is None or hasattr(config, "workerinput"):
+        return []
+    from emad_ref.text.corpora import describe_dealt_groups  # imports NumPy, so only on demand
+
+    return [escape_unsafe(f"emad: {describe_dealt_groups(study.corpus or 'a corpus by model', study.corpus_group)}")]
 
 
 def requested_suite_parts(config: pytest.Config) -> list[str]:

@@ -121,6 +121,15 @@ OPTIONS: tuple[PluginOption, ...] = (
         None,
         f"text to read: {', '.join(option_values.CORPORA)}, or a path (default: by model)",
     ),
+    PluginOption(
+        "corpus-group",
+        option_values.parse_name,
+        None,
+        "field of the corpus' .jsonl lines that names the group of each document (its author, its template); documents "
+        "of one group depend on each other, count as one, and never fall into two splits (default: each document is "
+        "its own group)",
+        "FIELD",
+    ),
     PluginOption("device", option_values.parse_device_name, "cpu", "torch device, or auto (default: cpu)"),
     _choice_option(
         "dtype",

@@ -29,11 +29,11 @@ WINDOWS_PER_DOCUMENT = 2  # fitting windows per choosing or judging window; 1 if
 class ScreeningSettings:
     """Settings of a screening.
 
-    ``corpus``, ``data``: text and its folder. ``documents``: to certify and to judge on, each; where a head costs more
-    than a block, half as many choose if there are enough. The duration of a screening is about proportional to its
-    documents. ``rise``:
-    upper bound of the perplexity rise of a recommendation. ``seed``: of held-out documents and resampling. ``window``:
-    the most tokens of a window; None: 512.
+    ``corpus``, ``data``: text and its folder. ``corpus_group``: the field of its lines that groups documents.
+    ``documents``: to certify and to judge on, each; where a head costs more than a block, half as many choose if there
+    are enough. The duration of a screening is about proportional to its documents. ``rise``: upper bound of the
+    perplexity rise of a recommendation. ``seed``: of held-out documents and resampling. ``window``: the most tokens of
+    a window; None: 512.
 
     Raises:
         BadArgument: fewer than two documents, a rise outside (0, exp(``EXCESS_CAP_NATS``) − 1), a window of less than
@@ -46,6 +46,7 @@ class ScreeningSettings:
     rise: float = 0.01
     seed: int = 0
     window: int | None = None
+    corpus_group: str | None = None
 
     def __post_init__(self) -> None:
         if self.documents < 2:
@@ -60,7 +61,9 @@ class ScreeningSettings:
     @property
     def text_description(self) -> str:
         """Description of the text."""
-        return self.corpus if self.window is None else f"{self.corpus} in windows of at most {self.window} tokens"
+        grouped = "" if self.corpus_group is None else f", documents grouped by {self.corpus_group}"
+        windows = "" if self.window is None else f" in windows of at most {self.window} tokens"
+        return f"{self.corpus}{windows}{grouped}"
 
     @property
     def n_profile_windows(self) -> int:

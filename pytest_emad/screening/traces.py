@@ -139,8 +139,17 @@ def _windows(
     """
 
     def cut(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
-        read = {"data": settings.data, "limit": limit, "per_document": per_document, "longest": settings.window}
-        return windows_of(model, settings.corpus, split, told=report, **read)  # type: ignore[arg-type]  # each of its own type
+        return windows_of(
+            model,
+            settings.corpus,
+            split,
+            data=settings.data,
+            limit=limit,
+            per_document=per_document,
+            longest=settings.window,
+            corpus_group=settings.corpus_group,
+            told=report,
+        )
 
     count_given = 0
     for window in cut(count, 1):

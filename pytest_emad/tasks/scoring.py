@@ -20,7 +20,6 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -151,6 +150,7 @@ def make_continuation_items(
     text: str,
     opening: int | None,
     rng: np.random.Generator,
+    group_of: Callable[[int], int] | None = None,
 ) -> list[EncodedTaskItem]:
     """At most ``count`` items, one per document: which of ``OPTIONS`` pieces follows its first ``CONTEXT_TOKENS``?
 
@@ -164,17 +164,22 @@ def make_continuation_items(
         text: name of the documents, for messages.
         opening: the model's beginning-of-text id, or None.
         rng: shuffles documents and options.
+        group_of: as for ``cut_windows``; a group gives one item, of its first document that is long enough.
 
     Raises:
         TaskDataUnavailable: fewer than ``FEWEST_DOCUMENTS`` are long enough, or too few differ.
     """
-    wanted, read, cut = CONTEXT_TOKENS + CONTINUATION_TOKENS, 0, []
-    for document in islice(documents, MOST_READ * count):
+    wanted, read, beginnings = CONTEXT_TOKENS + CONTINUATION_TOKENS, 0, dict[int, Ints]()
+    for place, document in enumerate(documents):
+        group = place if group_of is None else group_of(place)
+        if group in beginnings:
+            continue
         read += 1
         if len(beginning := np.asarray(document[:wanted], dtype=np.int64)) == wanted:
-            cut.append(beginning)
-        if len(cut) == count:
+            beginnings[group] = beginning
+        if len(beginnings) == count or read == MOST_READ * count:
             break
+    cut = list(beginnings.values())
     if len(cut) < FEWEST_DOCUMENTS:
         raise TaskDataUnavailable(
             f"{text}: {len(cut)} of {read} documents read have {wanted} tokens, but {CONTINUATION_CHOICE} needs "

@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.calibration.windows import LONGEST_WINDOW, MOST_WINDOWS
 from pytest_emad.measurements.operating_points import NllPair
-from pytest_emad.statistics.units import ByDocument
+from pytest_emad.statistics.units import ByDocument, DocumentMembership
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 FULL_NATS = 2.0  # per token at full depth
@@ -72,12 +72,19 @@ def _mean_by_length(lengths: str, rises: str) -> float:
 AUTHOR = 10  # documents in a row by one author
 
 
-def by_authors(rng: np.random.Generator, rise: float, count: int) -> NllPair:
-    """Make documents of which each ten in a row, by one author, share half of the spread of their rises."""
+def by_authors(rng: np.random.Generator, rise: float, count: int, marked: bool = False) -> NllPair:
+    """Make documents of which each ten in a row, by one author, share half of the spread of their rises.
+
+    ``marked``: documents come with their author, and so each author as one document.
+    """
     tokens = LENGTHS["unequal"](rng, count)
     author = np.arange(count) // AUTHOR
     each = log_normal(0.5)(rng, author[-1] + 1)[author] * log_normal(0.5)(rng, count)
-    return _arms(tokens, each * math.log1p(rise))
+    arms = _arms(tokens, each * math.log1p(rise))
+    if not marked:
+        return arms
+    lost, full, read = (ByDocument.from_summed_windows(arm.values, DocumentMembership(author)) for arm in arms)
+    return lost, full, read
 
 
 def documents(

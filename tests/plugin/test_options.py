@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VALUES: dict[str, tuple[str, Any]] = {
     "model": ("emad-nano", ("emad-nano",)),
     "corpus": ("world:mixed", "world:mixed"),
+    "corpus-group": ("author", "author"),
     "device": ("cuda:1", "cuda:1"),
     "dtype": ("bfloat16", "bfloat16"),
     "backend": ("emad-walked", "emad-walked"),
@@ -272,6 +273,23 @@ def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, r
     ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; seed 3; require speed"])
     elsewhere = run("--emad-decoder", "tcp:127.0.0.1:7007")
     elsewhere.stdout.fnmatch_lines(["emad: *; gate paper; decoder tcp:127.0.0.1:7007"])
+
+
+def test_the_header_says_how_groups_are_dealt(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("def test(emad_settings): pass")
+    lines = [f'{{"text": "{word} by somebody", "author": "{word[0]}"}}\n' for word in ("aa", "bb", "ab", "cc", "ca")]
+    project.path.joinpath("letters.jsonl").write_text("".join(lines))
+    grouped = "--emad-corpus-group", "author"
+    dealt = "documents (groups): calibrate 2 (1), validate 1 (1), evaluate 2 (1)"
+    run("--emad-corpus", "letters.jsonl", *grouped).stdout.fnmatch_lines([f"emad: *letters.jsonl by author, {dealt}"])
+    for corpus in ((), ("--emad-corpus", "self")):
+        refused = run(*corpus, *grouped)
+        assert refused.ret == pytest.ExitCode.USAGE_ERROR
+        refused.stderr.fnmatch_lines(["*corpus_group='author', but expected a corpus that is a .jsonl file*"])
+    project.path.joinpath("letters.jsonl").write_text('{"text": "nobody"}\n')
+    refused = run("--emad-corpus", "letters.jsonl", *grouped)
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*letters.jsonl, line 1: author=None, but expected a string*"])
 
 
 def test_a_library_newer_than_tested_is_a_line_and_no_failure(

@@ -122,6 +122,11 @@ def names_the_bad_point(verdict: Verdict) -> None:
     assert "bad: perplexity on world" in verdict.reason
 
 
+def asks_for_thirty(verdict: Verdict) -> None:
+    assert " documents, at least 30 are needed" in verdict.reason
+    assert "20 unequal documents count as " in verdict.reason
+
+
 def by_accuracy(verdict: Verdict) -> None:
     assert verdict.unit == "accuracy drop"
 
@@ -166,14 +171,14 @@ def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False
     return made
 
 
-def authored(rise: float):
-    """Make documents by authors, whose documents stand beside each other and are not marked; tasks without loss."""
+def authored(rise: float, marked: bool = False):
+    """Make documents by authors, whose documents stand beside each other, ``marked`` or not; tasks without loss."""
 
     def made(n: int, icc: float):
         def found(rng: np.random.Generator) -> QualityEvidence:
             tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
             return QualityEvidence(
-                [PointMeasurements("p", "p", 0.3, {"world": shapes.by_authors(rng, rise, n)}, tasks)]
+                [PointMeasurements("p", "p", 0.3, {"world": shapes.by_authors(rng, rise, n, marked)}, tasks)]
             )
 
         return found
@@ -227,6 +232,10 @@ EMAD_F1 = [
     *at_the_threshold(),
     *celled("ten documents an author, at the threshold", "edge", authored(0.01), n=(200, 400), icc=(0.0,), draws=20),
     *celled("ten documents an author, twice the threshold", "power", authored(0.02), n=(400,), icc=(0.0,)),
+    *celled("marked authors, at the threshold", "edge", authored(0.01, True), n=(400, 2400), icc=(0.0,), draws=20),
+    *celled("marked authors, twice the threshold", "power", authored(0.02, True), n=(400,), icc=(0.0,)),
+    *celled("marked authors lose nothing", "power", authored(0.001, True), n=(4000,), icc=(0.0,), wanted="survived"),
+    Case("twenty marked authors", "tied", authored(0.03, True)(200, 0.0), draws=5, check=asks_for_thirty),
     *celled(
         "twice the threshold, log-normal",
         "power",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_a_split_that_is_not_there_holds_nothing_to_compare(tmp_path) -> None:
 
 
 def test_a_source_that_repeats_itself_for_ever_ends() -> None:
-    found = DistinctDocumentIterator(repeat("the one and only document that there is"))
+    found = DistinctDocumentIterator(zip(repeat("the one and only document that there is"), count()))
     assert len(list(found)) == 1
     assert found.left_out == MAX_DUPLICATES_IN_A_ROW
 
