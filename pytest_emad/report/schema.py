@@ -8,7 +8,7 @@
     decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a
                 server has "requests", "retries" with "retry_reasons" where some were sent again, and "served": what it
                 says of its model
-    settings    {option: value}                            provenance  {versions, commit, platform, device, …}
+    settings    {option: value}; "known_gaps" as {test: reason}   provenance  {versions, commit, platform, device, …}
     models      [{"name", facts …}]                        goldens     [{"id", "outcome"}]
     points      [{"name", "digest", …}], see ``tables.operating_point_rows``   notes       [sentence]
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that

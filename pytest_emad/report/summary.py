@@ -11,6 +11,7 @@ import json
 import math
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
+from pytest_emad.report.known_gaps import describe_known_gaps, is_known_gap
 from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row
@@ -147,8 +149,9 @@ def _headline(
         return f"FAILED: {'; '.join(reasons)}", False
     if report["settings"]["gate"] == "known" and report["known"]:
         return "PASSED: every verdict equals the record", True
-    passed = f"{_count_of_gates(gates)}{_unrefuted(report)}" if gates else "no claim of this run is a gate"
-    return f"PASSED: {passed}", True
+    parts = [f"{_count_of_gates(gates)}{_unrefuted(report)}"] if gates else []
+    parts += [_gating_tests(report)] if report["settings"]["tier"] or not gates else []
+    return f"PASSED: {'; '.join(filter(None, parts)) or 'no claim and no test of this run is a gate'}", True
 
 
 EXIT_REASONS = {3: "pytest reported an internal error", 5: "no test was selected"}  # by exit status of pytest
@@ -157,6 +160,31 @@ UNFINISHED = {
     "interrupted": "was interrupted",
     "usage error": "ended with a usage error",
 }
+
+
+def _gating_tests(report: Report) -> str:
+    """``13 tests of tier tokens were the gate: all passed``; "" if no shipped test without a claim ran.
+
+    Each such test fails the run if it fails, whatever else gates.
+    """
+    tier = report["settings"]["tier"]
+    tests = [test for test in report["tests"] if test["shipped"] and (tier or not test.get("claim"))]
+    if not tests:
+        return ""
+    ends = Counter(_gate_test_end(test, report) for test in tests)
+    ended = "all passed" if set(ends) == {"passed"} else ", ".join(f"{count} {end}" for end, count in ends.items())
+    of_tier = f" of tier {tier}" if tier else ""
+    gate = "was the gate" if len(tests) == 1 else "were the gate"
+    return f"{format_unit_count(len(tests), 'tests')}{of_tier} {gate}: {ended}"
+
+
+def _gate_test_end(test: Mapping[str, Any], report: Report) -> str:
+    """How a shipped test of a run that passed has ended."""
+    if test["outcome"] in ("passed", "xpassed"):
+        return "passed"
+    if is_known_gap(test, report["settings"]):
+        return "failed as a known gap"
+    return "did not apply" if test["kind"] in ("not applicable", "refused") else "not decided"
 
 
 def _count_of_gates(gates: Sequence[GatingClaimSummary]) -> str:
@@ -177,7 +205,7 @@ def _failure_reasons(
     report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
 ) -> Iterator[str]:
     """Counted failures: gates, verdicts that differ from the record, other tests, conditions on the run."""
-    failing = [claim for claim in report["claims"] if claim["fails"]]
+    failing = _failing_claims(report)
     if failing and report["settings"]["gate"] == "known":
         compared = [entry for entry in report["known"] if not entry["why"]]
         verdicts = format_unit_count(len(compared), "verdicts")
@@ -192,7 +220,13 @@ def _failure_reasons(
 
 def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
     """Whether a test failed, without conditions on a whole run, which an unfinished run cannot meet."""
-    return bool(broken) or any(claim["fails"] for claim in report["claims"])
+    return bool(broken) or bool(_failing_claims(report))
+
+
+def _failing_claims(report: Report) -> list[Mapping[str, Any]]:
+    """Claims that fail the run; one in a known gap does not."""
+    known = {test["nodeid"] for test in report["tests"] if is_known_gap(test, report["settings"])}
+    return [claim for claim in report["claims"] if claim["fails"] and claim["test"] not in known]
 
 
 def _broken_tests(report: Report) -> list[FailedTest]:
@@ -428,6 +462,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
     yield from describe_deselections(report["deselected"], report["settings"])
+    yield from describe_known_gaps(report)
     for waiver in report["waivers"]:
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

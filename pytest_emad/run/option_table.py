@@ -192,6 +192,14 @@ OPTIONS: tuple[PluginOption, ...] = (
         many=True,
     ),
     PluginOption(
+        "known-gaps",
+        option_values.parse_existing_file,
+        None,
+        "TOML file of tests that are expected to fail: tables [[gap]] with test and reason. Such a failure "
+        "is reported and does not fail the run; a listed test that passes does (docs/engines.md)",
+        "FILE",
+    ),
+    PluginOption(
         "profile",
         option_values.parse_existing_file,
         None,

@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "backend": ("emad-walked", "emad-walked"),
     "expect-decoder": ("foreign", "foreign"),
     "waive": ("EMAD-F2=slow", (("EMAD-F2", "slow"),)),
+    "known-gaps": ("gaps.toml", {"suites/a.py::test_b": "later"}),
     "decoder": ("tcp:127.0.0.1:7007", ServerAddress("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
     "decoder-timeout": ("2.5", 2.5),
     "decoder-dtype": ("bfloat16", "bfloat16"),
@@ -63,6 +64,7 @@ def files(project: pytest.Pytester) -> None:
     project.path.joinpath("profile.json").write_text("{}")
     project.path.joinpath("found.exit").write_text("{}")
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
+    project.path.joinpath("gaps.toml").write_text('[[gap]]\ntest = "suites/a.py::test_b"\nreason = "later"\n')
     for folder in ("data", "goldens", "blocked/report.json", "site"):
         project.path.joinpath(folder).mkdir(parents=True)
     project.path.joinpath("site/index.html").write_text("<h1>My page</h1>")

@@ -23,6 +23,7 @@ VALUES = {
     "device": "cpu", "decoder": "tcp:127.0.0.1:7007", "decoder-timeout": "30", "process-timeout": "60", "margin": "0.2",
     "require": "quality", "seed": "3", "limit": "4", "data": ".", "task-path": ".", "golden": ".", "report": "out",
     "profile": "file", "exit": "file", "register": "file",
+    "known-gaps": "file",
 }  # fmt: skip
 
 

@@ -146,6 +146,29 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
     assert "  to repeat one test alone: emad replay 'my out' 'test_c[1]'" in text(found, 120)
 
 
+@pytest.mark.parametrize(
+    ("changes", "tier", "said"),
+    [
+        ([{}, {}], "tokens", "2 tests of tier tokens were the gate: all passed"),
+        ([{}], None, "1 test was the gate: all passed"),
+        (
+            [{"kind": kind, "outcome": "skipped"} for kind in ("refused", "left out")] + [{}],
+            "tokens",
+            "3 tests of tier tokens were the gate: 1 did not apply, 1 not decided, 1 passed",
+        ),
+        ([{"claim": "EMAD-E1"}], None, "no claim and no test of this run is a gate"),
+        ([{"shipped": None}], "tokens", "no claim and no test of this run is a gate"),
+    ],
+)
+def test_a_green_run_says_which_tests_were_the_gate(changes, tier, said):
+    tests = [passed(f"suites/a.py::test_{at}") | change for at, change in enumerate(changes)]
+    found = report([claim("EMAD-E1")], tests=tests, settings={"tier": tier})
+    assert text(found, 120)[0] == f"PASSED: {said}"
+    gates = report([claim("EMAD-E2")], tests=tests, settings={"tier": tier})
+    beside = f"; {said}" if tier and tests[0]["shipped"] else ""
+    assert text(gates, 120)[0] == f"PASSED: 1 of 1 gate holds{beside}"
+
+
 def test_the_decoders_audits_are_counted_where_it_is_judged():
     audits = [{"test": "t", "check": "rows", "passed": passed, "detail": ""} for passed in (True, True, None)]
     found = report([claim("EMAD-E2"), claim("EMAD-E5")], audits=audits, settings={"gate": "decoder"})
@@ -207,7 +230,7 @@ def test_the_rest_is_counted_and_named_with_what_would_decide_it():
         claim("EMAD-N1", "unmeasured", "no NVML device"),
     ]
     assert text(report(rest), 107) == [
-        "PASSED: no claim of this run is a gate",
+        "PASSED: no claim and no test of this run is a gate",
         "7 claims: 1 falsified, 1 inconclusive, 1 measured, 4 not decided",
         "  falsified: Each layer is surer of the next token than the last (EMAD-E1)",
         "  inconclusive: A margin chosen on one text holds on another (EMAD-E10): about 887 items would decide it",
