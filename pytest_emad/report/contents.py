@@ -191,7 +191,7 @@ def build_run_overview(report: Report) -> dict[str, Any]:
     return {
         "headline": brief.headline,
         "tone": {True: "good", False: "bad", None: ""}[brief.passed],
-        "broken": brief.broken,
+        "broken": [f"{cause.text}. {cause.first}" if cause.first else cause.text for cause in brief.broken],
         "repeat": brief.repeat,
         "unknown": brief.unknown,
         "decoder": _decoder_text(report["decoder"]),

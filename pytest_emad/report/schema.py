@@ -24,6 +24,8 @@
                 that the decoder declined as a whole
     audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first; of a failed one
                 "complaint", the detail without counts, and "cause", the requirement that it missed;
+                if known, "difference": {"position", "emitted", "expected", "gap_nats"} of the first wrong token, and
+                "likely_cause": {"kind", "guess", "remedy"};
                 "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input,
                 or {"case", "steps", "requests"}; a server's requests have "curl" commands
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_emad.audit.finding import FirstDifference, LikelyCause
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
@@ -62,6 +63,20 @@ class PointSummary:
     brief_facts: str
 
 
+@dataclass(frozen=True)
+class FailureCause:
+    """One cause of failed tests.
+
+    ``text``     their number, their audits, and the likely cause with its remedy, or the first finding.
+    ``first``    the first difference, or "".
+    ``further``  the other tests that failed by it.
+    """
+
+    text: str
+    first: str
+    further: tuple[str, ...]
+
+
 FailedTest = Mapping[str, Any]  # an entry of ``tests`` in the report
 Claims = Sequence[tuple[str, str]]  # (id, plain title) of each
 ClaimGroups = Mapping[str, Claims]  # claims of one outcome by their reason, or ""
@@ -73,7 +88,7 @@ class RunSummary:
 
     ``headline``  passed or failed, with the reason.
     ``passed``    whether the run passed; None: it did not end.
-    ``broken``    failed tests that decided no claim, a sentence for each cause.
+    ``broken``    failed tests that decided no claim, by cause.
     ``repeat``    the command that repeats the first of them.
     ``unknown``   a sentence for each model that does not know its judged text.
     ``lost``      answers that the first point to lose any loses: how many by task, and two of the task that loses most.
@@ -89,7 +104,7 @@ class RunSummary:
     models: str
     headline: str
     passed: bool | None
-    broken: tuple[str, ...]
+    broken: tuple[FailureCause, ...]
     repeat: str
     unknown: tuple[str, ...]
     gates: tuple[GatingClaimSummary, ...]
@@ -237,28 +252,37 @@ def _broken_tests(report: Report) -> list[FailedTest]:
     ]
 
 
-def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
+def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[FailureCause]:
     """For each cause of failed tests: their number, the audits that refuted the decoder, the first finding.
 
-    Two tests have one cause if one requirement of the audits refuted both (``Finding.cause``), or, without an audit, if
-    both raised at one place. A test without either is its own cause.
+    Two tests have one cause if their failures look alike (``Finding.likely_cause``), if one requirement of the audits
+    refuted both (``Finding.cause``), or, without an audit, if both raised at one place. A test without any of these is
+    its own cause.
     """
     refuted = {audit["test"]: audit for audit in reversed(report["audits"]) if audit["passed"] is False}
-    causes: dict[str, list[str]] = {}
-    audits: dict[str, list[str]] = {}
+    causes: dict[str, list[FailedTest]] = {}
     for test in broken:
-        audit = refuted.get(test["nodeid"])
-        if audit:
-            found, cause = audit.get("complaint") or audit["detail"], audit.get("cause") or audit["check"]
-        else:
-            found = test["reason"].partition("\n")[0].removeprefix("Failed: ")
-            cause = test.get("crash") or test["nodeid"]
-        causes.setdefault(cause, []).append(found)
-        audits.setdefault(cause, []).extend([audit["check"]] if audit else [])
-    for cause, found in causes.items():
-        checks = list(dict.fromkeys(audits[cause]))
+        audit = refuted.get(test["nodeid"], {})
+        looks_like = audit.get("likely_cause", {}).get("kind")
+        cause = looks_like or audit.get("cause") or audit.get("check") or test.get("crash") or test["nodeid"]
+        causes.setdefault(cause, []).append(test)
+    for tests in causes.values():
+        audits = [refuted[test["nodeid"]] for test in tests if test["nodeid"] in refuted]
+        checks = list(dict.fromkeys(audit["check"] for audit in audits))
         of = f" ({'audit' if len(checks) == 1 else 'audits'} {', '.join(checks)})" if checks else ""
-        yield f"{format_unit_count(len(found), 'tests')}{of}: {found[0] or 'no reason was reported'}"
+        found = _finding_text(tests[0], refuted.get(tests[0]["nodeid"]))
+        likely = [str(LikelyCause(**audit["likely_cause"])) for audit in audits if "likely_cause" in audit]
+        different = [str(FirstDifference(**audit["difference"])) for audit in audits if "difference" in audit]
+        yield FailureCause(
+            f"{format_unit_count(len(tests), 'tests')}{of}: {likely[0] if likely else found}",
+            different[0] if different else found if likely else "",
+            tuple(str(test["nodeid"]).rpartition("/")[2] for test in tests[1:]),
+        )
+
+
+def _finding_text(test: FailedTest, audit: Mapping[str, Any] | None) -> str:
+    found = audit.get("complaint") or audit["detail"] if audit else test["reason"].partition("\n")[0]
+    return str(found).removeprefix("Failed: ") or "no reason was reported"
 
 
 def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:

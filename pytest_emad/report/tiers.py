@@ -193,7 +193,8 @@ def live_answer_counts_by_model(report: Report) -> dict[str, Counter[str]]:
 def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
     """What ``report`` lacks of ``tier``, one sentence each; none if it is judged at ``tier``.
 
-    A known gap was live, but its failed audit counts no answer, so a run with one owes no amounts.
+    A known gap was live, but its failed audit counts no answer, so a run with one owes no amounts. Amounts that other
+    failures keep from being reached are one sentence.
     """
     providers = report["decoder"]["providers"]
     if tier not in (reached := offered_tiers(report)):
@@ -214,9 +215,13 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
             if not any(is_in_selection(e["shipped"], [test]) and _has_case(e, case, models) for e in live):
                 yield f"{test}{f' [{case}]' if case else ''} is not live for {model}"
         found: Mapping[str, int] = counts.get(model, {})
-        for name, least in ((name, n) for each in included_tiers(tier) for name, n in TIERS[each].promise.items()):
-            if found.get(name, 0) < least and name not in free and not known:
-                yield f"it promises {name}={least} for {model}, but {found.get(name, 0)} were live"
+        promise = {name: n for each in included_tiers(tier) for name, n in TIERS[each].promise.items()}
+        short = {name: n for name, n in promise.items() if found.get(name, 0) < n and name not in free and not known}
+        if len(short) > 1 and any(entry["outcome"] in ("failed", "error") for entry in live):
+            yield f"its promise is not kept for {model}, since tests failed: fewer live {', '.join(short)}"
+            continue
+        for name, least in short.items():
+            yield f"it promises {name}={least} for {model}, but {found.get(name, 0)} were live"
 
 
 def _is_live(entry: Mapping[str, Any]) -> bool:

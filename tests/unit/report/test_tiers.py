@@ -127,6 +127,17 @@ def test_a_test_that_failed_was_live() -> None:
     assert list(find_tier_shortfalls(report, "tokens")) == []
 
 
+def test_amounts_that_failed_tests_keep_from_being_live_are_one_sentence() -> None:
+    report = whole("tokens")
+    report["audits"][0]["live"] = {"positions": 2000}
+    others = ", ".join(name for name in TIERS["tokens"].promise if name != "positions")
+    assert len(list(find_tier_shortfalls(report, "tokens"))) == len(TIERS["tokens"].promise) - 1
+    report["tests"][0]["outcome"] = "failed"
+    assert list(find_tier_shortfalls(report, "tokens")) == [
+        f"its promise is not kept for m, since tests failed: fewer live {others}"
+    ]
+
+
 def test_a_known_gap_was_live_and_the_run_owes_no_amounts() -> None:
     """Its failed audit counts no answers."""
     report = whole("tokens")
