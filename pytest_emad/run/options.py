@@ -19,6 +19,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError, call_all, suggest_nearest
 from emad_ref.models.families import BACKENDS, FAST
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.study import (
     BUDGETS,
     Budget,
@@ -76,7 +77,7 @@ class RunSettings:
 def _json_value(value: Any) -> Any:
     if isinstance(value, Budget):
         return value.name
-    if isinstance(value, Path | Address):
+    if isinstance(value, Path | Address | AcceptanceRecord):
         return str(value)
     if isinstance(value, frozenset):
         return sorted(value)
