@@ -292,10 +292,13 @@ class DraftCounts:
         Verifications of drafted tokens.
     accepted : int64 [k]
         How many of them accepted the first, second, … k-th drafted token.
+    by_position : bool
+        False: the engine counts accepted tokens alone, and ``accepted`` [1] is their number.
     """
 
     drafts: int
     accepted: Ints
+    by_position: bool = True
 
 
 @dataclass(frozen=True)

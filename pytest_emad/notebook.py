@@ -95,7 +95,8 @@ class RunResults:
         from pytest_emad.report.summary import build_run_summary
 
         causes = {
-            f"failed tests, cause {n}": said for n, said in enumerate(build_run_summary(self.report).broken, start=1)
+            f"failed tests, cause {n}": cause.text
+            for n, cause in enumerate(build_run_summary(self.report).broken, start=1)
         }
         verdicts = {
             f"{claim['id']} on {claim['model']}": f"{claim['verdict']}: {claim['title']}"

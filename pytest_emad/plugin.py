@@ -310,6 +310,7 @@ def _deselect(config: pytest.Config, items: list[pytest.Item]) -> None:
         if (absent := selection.absent_from_run(item, get_run_settings(config), load_claims_register(config)))
     }
     config.stash[_COLLECTION_LOG].log_items(items, left_out)
+    selection.require_known_gaps_of_run(config, config.stash[_COLLECTION_LOG].collected)
     if left := [item for item in items if item.nodeid in left_out]:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item.nodeid not in left_out]

@@ -170,6 +170,7 @@ def check_covering_cases(
     answered: set[Pair] = set()
     declined: dict[str, str] = {}
     failed: list[tuple[int, AuditRefutedError, History]] = []
+    right: tuple[int, Case] | None = None  # the last case that was answered well before the first failure
     tally = runner.tally
     decoded: list[Case] = []
     for number, case in chosen:
@@ -182,6 +183,8 @@ def check_covering_cases(
         answered.update(iterate_pairs(case))
         if complaint is not None:
             failed.append((number, complaint, history))
+        elif not failed:
+            right = number, case
         if len(failed) == MOST_FAILING:
             break
     asked = {pair for case in decoded for pair in iterate_pairs(case)}
@@ -192,8 +195,8 @@ def check_covering_cases(
         tally.live["unanswered_pairs"] += len(gaps)
     with tally:
         if failed:
-            complaint_text, tally.sample = _reduce_failure(runner, offers, seed, failed)
-            tally.require(False, f"{len(failed)} of {len(decoded)} cases fail. {complaint_text}")
+            complaint, text, tally.sample = _reduce_failure(runner, offers, seed, failed, right)
+            raise AuditRefutedError(f"{len(failed)} of {len(decoded)} cases fail. {text}") from complaint
         if judge_all is not None:
             judge_all()
     finding = tally.to_finding()
@@ -226,11 +229,24 @@ def _find_complaint(runner: CaseRunner, history: History, seed: int) -> Unsuppor
 
 
 def _reduce_failure(
-    runner: CaseRunner, offers: Offers, seed: int, failed: Sequence[tuple[int, AuditRefutedError, History]]
-) -> tuple[str, Mapping[str, Any]]:
-    """The complaint of the simplest failing case near the first one, and its history."""
+    runner: CaseRunner,
+    offers: Offers,
+    seed: int,
+    failed: Sequence[tuple[int, AuditRefutedError, History]],
+    right: tuple[int, Case] | None,
+) -> tuple[AuditRefutedError, str, Mapping[str, Any]]:
+    """The complaint of the simplest failing case near the first one, its text with that case, and its history.
+
+    If the case ``right``, which was answered well before, now fails, too, the decoder has died or is spoilt: then every
+    simpler case fails, and the first failing one is told as it is.
+    """
     number, complaint, simplest = failed[0]
-    left = MOST_REDUCTIONS
+    left, name = MOST_REDUCTIONS, "Simplest case"
+    if right is not None and isinstance(_find_complaint(runner, History(right[1]), seed + right[0]), AuditRefutedError):
+        left, name = (
+            0,
+            "The decoder answers no more as it did: a case that was right before fails now. First failing case",
+        )
 
     def fails(simpler: Case) -> bool:
         nonlocal left, complaint, simplest
@@ -250,8 +266,8 @@ def _reduce_failure(
     asked = [each for each in simplest.requests if complaint.step in (0, each.get("step"))]
     command = "; ".join(asked[-1].get("curl", [])) if asked else ""
     by_hand = f". By hand: {command}" if 0 < len(command) <= LONGEST_COMMAND else ""
-    text = f"{complaint}. Simplest case: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}"
-    return text, simplest.to_json()
+    text = f"{complaint}. {name}: {describe_case(reduced, offers.values)}. Steps: {steps}{by_hand}"
+    return complaint, text, simplest.to_json()
 
 
 def describe_case(case: Case, values: Values) -> str:

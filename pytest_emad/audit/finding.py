@@ -29,13 +29,46 @@ MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no po
 
 
 @dataclass(frozen=True)
+class FirstDifference:
+    """The first wrong greedy token: ``emitted`` after ``position`` of the row, where ``expected`` is the argmax.
+
+    ``gap_nats``: by how much ``expected`` is likelier, the same in logits and in log-probabilities.
+    """
+
+    position: int
+    emitted: int
+    expected: int
+    gap_nats: float
+
+    def __str__(self) -> str:
+        tokens = f"token {self.emitted} where {self.expected} leads by {self.gap_nats:.2g} nats"
+        return f"first difference: after position {self.position}, {tokens}"
+
+
+@dataclass(frozen=True)
+class LikelyCause:
+    """A guess at the cause of a complaint, for its reader; no check depends on it.
+
+    ``kind``: equal for failures of one cause. ``guess``: what it looks like. ``remedy``: what to do.
+    """
+
+    kind: str
+    guess: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.guess}: {self.remedy}"
+
+
+@dataclass(frozen=True)
 class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.
 
     ``live``: counts of the decoder's answers for this check (``Tally.live``).
     ``sample``: the shortest history on which a failed check fails (``Trajectory.reproduction_json``), if it has one.
     ``complaint``: of a failed check, ``detail`` without the counts; "" if it has none. ``cause``: the place in the code
-    that made the complaint, ``module:line``, equal for complaints of one requirement; "" unknown.
+    that made the complaint, ``module:line``, equal for complaints of one requirement; "" unknown. ``difference`` and
+    ``likely_cause``: of the complaint, if it has them.
     """
 
     check: str
@@ -47,6 +80,8 @@ class Finding:
     sample: Mapping[str, Any] | None = None
     complaint: str = field(default="", compare=False)
     cause: str = field(default="", compare=False)
+    difference: FirstDifference | None = field(default=None, compare=False)
+    likely_cause: LikelyCause | None = field(default=None, compare=False)
 
     def require(self) -> None:
         """Raise AuditRefutedError if the check failed."""
@@ -66,18 +101,33 @@ class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
     ``Finding.require`` raises it with the finding, for code that depends on a check. ``step``: number of the step of a
-    history that it is about; 0: unknown.
+    history that it is about; 0: unknown. ``difference`` and ``likely_cause``: of the complaint, or of the one that it
+    was raised from.
     """
 
-    def __init__(self, complaint: str, finding: Finding | None = None, step: int = 0):
+    def __init__(
+        self,
+        complaint: str,
+        finding: Finding | None = None,
+        step: int = 0,
+        difference: FirstDifference | None = None,
+        likely_cause: LikelyCause | None = None,
+    ):
         self.finding, self.step = finding, step
+        self.difference, self.likely_cause = difference, likely_cause
         super().__init__(complaint)
+
+    @property
+    def chain(self) -> list[AuditRefutedError]:
+        """This complaint, and those that it was raised from, the first one last."""
+        before = self.__cause__
+        return [self, *(before.chain if isinstance(before, AuditRefutedError) else ())]
 
 
 def place_of_complaint(error: BaseException) -> str:
     """``module:line`` of the requirement behind ``error``, which ``prefix_raised_complaints`` may have raised anew."""
-    while isinstance(error.__cause__, AuditRefutedError):
-        error = error.__cause__
+    if isinstance(error, AuditRefutedError):
+        error = next(each for each in reversed(error.chain) if each.__traceback__ is not None)
     frames = [(frame.f_globals["__name__"], line) for frame, line in walk_tb(error.__traceback__)]
     outside = [(module, line) for module, line in frames if module != __name__]
     return f"{outside[-1][0]}:{outside[-1][1]}" if outside else ""
@@ -117,7 +167,9 @@ class Tally:
     near: int = 0  # positions with a possible tie
     noisy: bool = False
     complaint: str | None = None
-    cause: str = ""  # of the complaint
+    cause: str = ""  # of the complaint, as the next two
+    difference: FirstDifference | None = None
+    likely_cause: LikelyCause | None = None
     sample: Mapping[str, Any] | None = None  # of the complaint
     notes: list[str] = field(default_factory=list)
     window: int = 0
@@ -154,11 +206,18 @@ class Tally:
     ) -> bool:
         if isinstance(error, AuditRefutedError):
             self.complaint, self.cause = str(error), place_of_complaint(error)
+            self.difference = next((each.difference for each in error.chain if each.difference), None)
+            self.likely_cause = next((each.likely_cause for each in error.chain if each.likely_cause), None)
             return True
         return False  # a crash of the decoder or of the lens propagates
 
     def to_finding(self) -> Finding:
         return replace(self._outcome(), live={name: count for name, count in self.live.items() if count})
+
+    def refuted_finding(self, detail: str, complaint: str) -> Finding:
+        """The failed finding with ``complaint``, and what is known of its cause."""
+        about = self.sample, complaint, self.cause, self.difference, self.likely_cause
+        return Finding(self.check, False, detail, self.n, self.ties, {}, *about)
 
     def _outcome(self) -> Finding:
         counts = f"{self.n} positions compared, {self.discriminating} discriminating, {self.ties} ties"
@@ -168,7 +227,7 @@ class Tally:
             counts += "; " + "; ".join(self.notes)
         if self.complaint is not None:
             detail = f"{self.complaint} ({counts})"
-            return Finding(self.check, False, detail, self.n, self.ties, {}, self.sample, self.complaint, self.cause)
+            return self.refuted_finding(detail, self.complaint)
         if self.ties > self.max_ties:
             where = f" and half of the {self.near} where one was possible" if self.noisy else ""
             detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({counts})"

@@ -15,6 +15,7 @@ from scipy.special import log_softmax
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
 from pytest_emad.audit.finding import AuditRefutedError, Finding, prefix_raised_complaints
+from pytest_emad.audit.likely_cause import likely_precision
 from pytest_emad.audit.tolerances import find_first_excess, max_log_prob_error
 from pytest_emad.audit.trajectory import DecoderUnderTest, Judge
 
@@ -152,8 +153,9 @@ def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, to
     assert judge.lens is not None, "only replay is judged without a lens"
     off = np.abs(shown - expected).max(axis=-1)
     excess = find_first_excess(judge.lens, tokens, first, off / 2, [judge.point.layers], judge.tolerance)
-    at, allowed = excess or (0, judge.tolerance)
-    judge.tally.require(
-        excess is None, f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"
-    )
+    if excess is not None:
+        at, allowed = excess
+        cause = likely_precision(float(off[at]), judge.lens(tokens).last_layer[first + at])
+        complaint = f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"
+        raise AuditRefutedError(f"{complaint}; {cause}" if cause else complaint, likely_cause=cause)
     judge.tally.n += shown.size

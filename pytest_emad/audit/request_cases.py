@@ -677,7 +677,7 @@ class RequestCases:
         """
         for temperature, rows in sorted(self._drawn.items()):
             require_rows_drawn_at_temperature(self.tally, rows, temperature, rng, noise)
-        require_temperatures(self.tally, self._drawn, noise)
+        require_temperatures(self._drawn, noise)
         for temperature, chances in sorted(self._chances.items()):
             parted = self._parted[temperature]
             require_rounding_explains_draw_changes(self.tally, parted, chances, temperature, *OTHERWISE)

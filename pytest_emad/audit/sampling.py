@@ -42,8 +42,9 @@ explains are refuted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 from scipy import stats
@@ -53,7 +54,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Bools, Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, extract_trajectories
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, Finding, Tally
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally
+from pytest_emad.audit.likely_cause import likely_temperature
 from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens
 from pytest_emad.audit.tolerances import FLOAT32_DRAW, max_logit_error
 from pytest_emad.audit.trajectory import Judge, emitted_logits
@@ -228,14 +230,14 @@ def _require_distributed(
 ) -> None:
     """Test places of all tokens, first tokens and neighbours (χ²), and the temperature against others."""
     placed = [pit_values_in_rank_order(row, temperature, rng) for row in rows]
-    _require_even(tally, np.concatenate(placed), rows, temperature, noise, "tokens")
+    _require_even(np.concatenate(placed), rows, temperature, noise, "tokens")
     firsts = [SampledRow(row.seed, row.row, row.emitted[:1], row.logits[:1]) for row in rows]
-    _require_even(tally, np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
+    _require_even(np.array([row[0] for row in placed]), firsts, temperature, noise, "first tokens of rows")
     _require_independent(tally, placed, temperature, noise, "rank")
     _require_independent(
         tally, [pit_values_in_id_order(row, temperature, rng) for row in rows], temperature, noise, "id"
     )
-    require_temperatures(tally, {temperature: rows}, noise)
+    require_temperatures({temperature: rows}, noise)
 
 
 def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[float, Ints]:
@@ -250,19 +252,28 @@ def _even_p_value(placed: Floats, noise: float, temperature: float) -> tuple[flo
     return float(stats.chi2.sf(((counts - nearest) ** 2 / even).sum(), bins - 1)), counts
 
 
-def _require_even(
-    tally: Tally, placed: Floats, rows: Sequence[SampledRow], temperature: float, noise: float, what: str
-) -> None:
+def _require_even(placed: Floats, rows: Sequence[SampledRow], temperature: float, noise: float, what: str) -> None:
     p, counts = _even_p_value(placed, noise, temperature)
     if p >= LEVEL:
         return
     fits = TEMPERATURES[int(np.argmax([sum(row.log_likelihood(t) for row in rows) for t in TEMPERATURES]))]
-    tally.require(
-        False,
+    _refute_temperature(
+        {temperature: rows},
         f"{len(placed)} {what} are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
         f"they take in it, {counts.tolist()} in {len(counts)} equal parts; of all temperatures {fits:.2f} fits them "
         "best",
     )
+
+
+def _refute_temperature(drawn: Mapping[float, Sequence[SampledRow]], complaint: str) -> NoReturn:
+    """Raise ``complaint`` about the rows ``drawn`` at each temperature, with what a server made of it."""
+
+    def log_likelihood(change: Callable[[float], float]) -> float:
+        pairs = [(change(asked), row) for asked, rows in drawn.items() for row in rows]
+        return sum(row.log_likelihood(each) if each > 0 else -np.inf for each, row in pairs)
+
+    cause = likely_temperature(log_likelihood)
+    raise AuditRefutedError(f"{complaint}; {cause}" if cause else complaint, likely_cause=cause)
 
 
 def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:
@@ -321,7 +332,7 @@ def _are_near(places: Floats, others: Floats) -> Bools:
     return near
 
 
-def require_temperatures(tally: Tally, drawn: Mapping[float, Sequence[SampledRow]], noise: float) -> None:
+def require_temperatures(drawn: Mapping[float, Sequence[SampledRow]], noise: float) -> None:
     """Require that temperatures near the requested ones do not explain the rows ``drawn`` at each far better.
 
     One factor of all temperatures is tested: several temperatures together show less of it than one alone needs.
@@ -330,11 +341,9 @@ def require_temperatures(tally: Tally, drawn: Mapping[float, Sequence[SampledRow
     p_value = float(np.exp(-max(0.0, logsumexp(gain) - np.log(len(FACTORS)))))
     tokens, likelier = sum(len(row.emitted) for rows in drawn.values() for row in rows), FACTORS[int(gain.argmax())]
     asked, best = (", ".join(f"{factor * each:.2f}" for each in sorted(drawn)) for factor in (1.0, likelier))
-    tally.require(
-        p_value >= LEVEL,
-        f"{tokens} tokens are not drawn from softmax(logits / {asked}): temperature {best} explains them better, "
-        f"p = {p_value:.1g} by likelihood ratios",
-    )
+    if p_value < LEVEL:
+        said = f"temperature {best} explains them better, p = {p_value:.1g} by likelihood ratios"
+        _refute_temperature(drawn, f"{tokens} tokens are not drawn from softmax(logits / {asked}): {said}")
 
 
 def _log_likelihood_gains(rows: Sequence[SampledRow], temperature: float, noise: float) -> Floats:

@@ -57,7 +57,7 @@ def _all_excused(check: str, tally: Tally, prefix: str = "") -> Finding:
     complaint = f"{prefix}{tally.complaint}"
     counts = f" ({tally.n} positions compared, {tally.ties} ties)" if prefix else ""
     detail = f"{complaint}{counts}"
-    return Finding(check, False, detail, tally.n, tally.ties, {}, tally.sample, complaint, tally.cause)
+    return replace(tally.refuted_finding(detail, complaint), check=check)
 
 
 # ---------------------------------------------------------------- answers that a verdict reads

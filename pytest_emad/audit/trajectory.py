@@ -19,7 +19,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Tally
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, FirstDifference, LikelyCause, Tally
 from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import (
     Lens,
@@ -38,9 +38,15 @@ WIDEST_FEED = 3  # tokens
 class RefutedPositionError(AuditRefutedError):
     """A complaint about position ``first`` + ``at`` of a row."""
 
-    def __init__(self, complaint: str, at: int):
+    def __init__(
+        self,
+        complaint: str,
+        at: int,
+        difference: FirstDifference | None = None,
+        likely_cause: LikelyCause | None = None,
+    ):
         self.at = at
-        super().__init__(complaint)
+        super().__init__(complaint, difference=difference, likely_cause=likely_cause)
 
 
 @dataclass(frozen=True)
@@ -290,7 +296,7 @@ class Judge:
             prompt, logits = trajectory.tokens[: trajectory.first + 1], emitted_logits(reference, trajectory)
             if not (cause := likely_cause(self.lens, prompt, emitted, logits[refuted.at], refuted.at)):
                 raise
-            raise RefutedPositionError(f"{refuted}; {cause}", refuted.at) from refuted
+            raise RefutedPositionError(f"{refuted}; {cause}", refuted.at, likely_cause=cause) from refuted
 
     def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)
@@ -298,9 +304,12 @@ class Judge:
         best = emitted_from.argmax(axis=-1)
         first, second = np.partition(emitted_from, (-1, -2), axis=-1)[:, [-1, -2]].T
         self.tally.near += int((first - second < allowed).sum())
-        self._refute_first(
-            trajectory, gap >= allowed, lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}"
-        )
+        if (wrong := np.flatnonzero(gap >= allowed)).size:
+            at = int(wrong[0])
+            position = trajectory.first + at
+            difference = FirstDifference(position, int(emitted[at]), int(best[at]), float(gap[at]))
+            complaint = f"emitted {emitted[at]}, but the argmax at that depth is {best[at]}"
+            self._refute(trajectory, at, f"{trajectory.describe_position(at)}: {complaint}", difference)
         self.tally.ties += int((emitted != best).sum())
 
     def _refute_first(self, trajectory: Trajectory, wrong: Bools, complaint: Callable[[int], str]) -> None:
@@ -309,9 +318,11 @@ class Judge:
             at = int(np.argmax(wrong))
             self._refute(trajectory, at, f"{trajectory.describe_position(at)}: {complaint(at)}")
 
-    def _refute(self, trajectory: Trajectory, at: int, complaint: str) -> None:
+    def _refute(
+        self, trajectory: Trajectory, at: int, complaint: str, difference: FirstDifference | None = None
+    ) -> None:
         self.tally.sample = trajectory.reproduction_json(at, self.point)
-        raise RefutedPositionError(complaint, at)
+        raise RefutedPositionError(complaint, at, difference)
 
 
 def emitted_logits(reference: LensReference, trajectory: Trajectory) -> Floats:

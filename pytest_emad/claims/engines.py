@@ -94,9 +94,14 @@ def decide_stated_precision(found: DistributionEvidence, asked: ClaimContext) ->
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
     """ENG-5: whether the mean acceptance length, 1 + accepted / rounds, is at least a ``share`` of that on record.
 
-    The share of rounds that accept each drafted position is listed; without a record (``length`` 0) also the length.
+    The record is the curve's of ``--emad-acceptance-record``, else the register's ``length``; both count as exact. The
+    share of rounds that accept each drafted position is listed; without a record (``length`` 0) also the length.
     """
-    recorded = asked.claim.thresholds["length"]
+    record = found.record
+    recorded = asked.claim.thresholds["length"] if record is None else record.length
+    positions = sum(bool(each.values.any()) for each in found.accepted) if found.by_position else 0
+    if record is not None and positions > record.drafted:
+        return asked.not_applicable(f"the engine drafts {positions} tokens, but the record is of {record.source}")
     least = asked.claim.thresholds["share"] * recorded
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
     length = mean_rate(total, found.drafts, threshold=least or 1.0, rng=asked.rng, unit="tokens")
@@ -104,13 +109,13 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         build_measured_estimate_leg(
             f"drafted position {at}", mean_rate(accepted, found.drafts, threshold=1.0, rng=asked.rng, unit="share")
         )
-        for at, accepted in enumerate(found.accepted, start=1)
+        for at, accepted in enumerate(found.accepted if found.by_position else (), start=1)
     ]
     if not recorded:
         return asked.decide_tests([], [build_measured_estimate_leg("acceptance length", length), *beside])
-    return asked.decide_tests(
-        [asked.make_leg_test(f"acceptance length, {recorded:.4g} on record", length, "below", least)], beside
-    )
+    exact = "" if record is None else f" ({record.source} drafted; no n, so taken as exact)"
+    name = f"acceptance length, {recorded:.4g} on record{exact}"
+    return asked.decide_tests([asked.make_leg_test(name, length, "below", least)], beside)
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:

@@ -35,6 +35,7 @@ from emad_ref.files import is_file, resolve_path
 from pytest_emad.cli.arguments import add_examples, add_suite_option, parse_path
 from pytest_emad.measurements.option_values import LEAVE_OUT, prepare_report_folder
 from pytest_emad.report.deselection import PREFIX, list_shipped_tests, suite_folder_names
+from pytest_emad.report.known_gaps import describe_known_gaps
 from pytest_emad.report.schema import REPORT_FILE, Report, read_report, read_reports, unfinished_run_start_time
 from pytest_emad.report.tiers import format_tier
 from pytest_emad.report.verification import find_proof_shortfalls
@@ -134,7 +135,11 @@ def verify_report_complete_and_passed(args: argparse.Namespace) -> int:
         return FAULTY
     passed = sum(entry["outcome"] == "passed" for entry in report["tests"])
     waivers = "".join(f"; waived {waiver['of']}: {waiver['reason']}" for waiver in report["waivers"])
-    print(f"{args.report}: complete, {passed} tests passed; decoder: {report['decoder']['name']}{waivers}")
+    gaps = list(describe_known_gaps(report))
+    state = f"complete but for {len(gaps)} known gap{'s' * (len(gaps) > 1)}" if gaps else "complete"
+    print(f"{args.report}: {state}, {passed} tests passed; decoder: {report['decoder']['name']}{waivers}")
+    for gap in gaps:
+        print(f"not proven: {gap}")
     if report["decoder"]["foreign"]:
         print(format_tier(report))
     return 0

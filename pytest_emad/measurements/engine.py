@@ -34,6 +34,7 @@ from pytest_emad.audit.log_probs import (
 from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order
 from pytest_emad.audit.token_comparison import check_same_tokens
 from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF, max_log_prob_error
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument
 
@@ -50,6 +51,7 @@ TEMPERATURES = (0.5, 1.0, 2.0)  # the hottest last; engines may treat 1 as a spe
 DRAWN, DRAWN_TOGETHER, DRAWS = 208, 16, 2  # sampled documents, those of a request, and seeds for each
 HEAD, TAIL = 0.5, 0.1  # probability mass of the likeliest tokens, and of the least likely ones
 LEAST_OPEN = 0.5  # least chance that two draws differ; a more certain first token shows little
+LONGEST_DRAFT = 16  # most drafted tokens of a round, where an engine does not count them by position
 SPECULATED, DRAFTED, ACCEPTANCE_NEW = 400, 4, 32  # documents; tokens of self-speculative drafts; new tokens
 
 
@@ -105,10 +107,15 @@ class SamplingEvidence:
 
 @dataclass(frozen=True)
 class AcceptanceEvidence:
-    """``drafts`` [documents]: verifications. ``accepted``: those that accepted each drafted position."""
+    """``drafts`` [documents]: verifications. ``accepted``: those that accepted each drafted position.
+
+    ``by_position`` False: ``accepted`` [1] are all accepted tokens. ``record``: the length to hold it against.
+    """
 
     drafts: ByDocument
     accepted: Sequence[ByDocument]
+    by_position: bool = True
+    record: AcceptanceRecord | None = None
 
 
 class EngineAnswers:
@@ -319,7 +326,7 @@ class EngineAnswers:
         prompts = self._prompts[:SPECULATED]
         with self._subject.open_decoder(self._subject.full_depth_point) as decoder:
             counters = getattr(decoder, "draft_counts", None)
-            rows = [] if counters is None else self._counted_drafts(decoder, counters, prompts)
+            by_position, rows = (True, []) if counters is None else self._counted_drafts(decoder, counters, prompts)
         rows = rows or self._own_drafts(prompts)
         longest = max(len(accepted) for _, accepted in rows)
         table = np.array([[drafts, *accepted, *[0] * (longest - len(accepted))] for drafts, accepted in rows])
@@ -327,23 +334,36 @@ class EngineAnswers:
         if not len(table):
             raise Unsupported("the decoder verified no draft")
         drafts, *accepted = map(ByDocument.from_whole_documents, table.T)
-        return AcceptanceEvidence(drafts, accepted)
+        return AcceptanceEvidence(drafts, accepted, by_position, self._subject.study.acceptance_record)
 
     @staticmethod
     def _counted_drafts(
         decoder: Decoder, counters: Callable[[], DraftCounts], prompts: Sequence[Prompt]
-    ) -> list[tuple[int, list[int]]]:
-        """Rise of the counters in each request. Raises AuditRefutedError if it exceeds the number of tokens."""
+    ) -> tuple[bool, list[tuple[int, list[int]]]]:
+        """Whether accepted tokens are counted by position, and the rise of the counters in each request.
+
+        Raises:
+            AuditRefutedError: they vanish, fall, or rise by more than the tokens allow.
+        """
         rows, new, before = [], 0, counters()
         first = before
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts, start=1):
             new += len(decoder.generate([prompt], ACCEPTANCE_NEW, frozenset()).emitted[0])
-            after = counters()
+            try:
+                after = counters()
+            except Unsupported as error:
+                raise AuditRefutedError(f"counters of drafts are gone after request {number}: {error}") from error
+            if after.drafts < before.drafts or (_risen(before, after) < 0).any():
+                raise AuditRefutedError(
+                    f"counters of drafts fell in request {number}, from {_counts_text(before)} to "
+                    f"{_counts_text(after)}: the server was restarted, or its counters were; judge one that keeps them"
+                )
             rows.append((after.drafts - before.drafts, _risen(before, after).tolist()))
             before = after
         # totals only, since a server may count the end of one request during the next
-        _require_possible(before.drafts - first.drafts, _risen(first, before), new, len(prompts))
-        return rows
+        risen = _risen(first, before)
+        _require_possible(before.drafts - first.drafts, risen, new, len(prompts), before.by_position)
+        return before.by_position, rows
 
     def _own_drafts(self, prompts: Sequence[Prompt]) -> list[tuple[int, list[int]]]:
         """Self-speculation over the decoder's sessions, after half of its layers."""
@@ -376,26 +396,33 @@ class EngineAnswers:
 
 
 def _risen(before: DraftCounts, after: DraftCounts) -> Ints:
-    risen = np.asarray(after.accepted).copy()
-    risen[: len(before.accepted)] -= before.accepted
+    """[k] rise of each count; one that is gone has fallen."""
+    risen = np.zeros(max(len(before.accepted), len(after.accepted)), dtype=np.int64)
+    risen[: len(after.accepted)] += np.asarray(after.accepted, dtype=np.int64)
+    risen[: len(before.accepted)] -= np.asarray(before.accepted, dtype=np.int64)
     return risen
 
 
-def _require_possible(drafts: int, accepted: Ints, new: int, requests: int) -> None:
+def _counts_text(counts: DraftCounts) -> str:
+    return f"{counts.drafts} drafts that accepted {np.asarray(counts.accepted).tolist()}"
+
+
+def _require_possible(drafts: int, accepted: Ints, new: int, requests: int, by_position: bool) -> None:
     """Require that ``drafts`` verifications may have accepted each position ``accepted`` times in ``new`` tokens.
 
     A verification gives one token besides those that it accepts. The last one of a request may give more tokens than
     requested.
     """
     counts, given = [drafts, *accepted.tolist(), 0], drafts + int(accepted.sum())
+    longest = len(accepted) if by_position else LONGEST_DRAFT
     fault = ""
-    if counts != sorted(counts, reverse=True):
+    if by_position and counts != sorted(counts, reverse=True):
         fault = "where each position may be accepted at most as often as the one before it"
-    elif given > new + requests * len(accepted):
+    elif given > new + requests * longest:
         fault = f"which give {given} tokens where the requests got {new}"
     if fault:
         raise AuditRefutedError(
-            f"counters rise by {drafts} drafts that accept {accepted.tolist()} by position, {fault}"
+            f"counters rise by {drafts} drafts that accept {accepted.tolist()}{' by position' * by_position}, {fault}"
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument, require_extra
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.screening.settings import work_share_for_token_cost
 from pytest_emad.tasks.sandbox import CodeExecution
 
@@ -105,6 +106,7 @@ class Study:
                  None for all; ``data``: a folder with local files.
     ``allow_code_execution``  how tasks run generated programs (``tasks.sandbox``); None: not at all.
     ``decoder_dtype``  the decoder under test's stated precision; None: ``dtype``.
+    ``acceptance_record``  the acceptance length that ENG-5 holds an engine against; None: that of the register.
     """
 
     corpus: str | None = None
@@ -123,6 +125,7 @@ class Study:
     limit: int | None = None
     allow_code_execution: CodeExecution | None = None
     decoder_dtype: str | None = None
+    acceptance_record: AcceptanceRecord | None = None
 
     @property
     def non_default_setting_lines(self) -> list[str]:
@@ -131,6 +134,7 @@ class Study:
         Corpus, budget and seed have their own keys; precision is in the fingerprint; a device should change nothing.
         """
         values: dict[str, object] = {
+            "acceptance_record": self.acceptance_record,
             "allow_code_execution": self.allow_code_execution,
             "corpus_group": self.corpus_group,
             "exit": self.exit_file_digest,

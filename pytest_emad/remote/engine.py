@@ -50,6 +50,7 @@ from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, Token
 from emad_ref.record import Ints
 from pytest_emad.remote.address import UrlAddress
 from pytest_emad.remote.client import TIMEOUT_REMEDY, DecoderFailed
+from pytest_emad.remote.draft_counters import BadCounter, parse_draft_counts
 from pytest_emad.remote.token_decoder import Completion, TokenDecoder, run_concurrently
 from pytest_emad.remote.transport import EventStream, HttpReply, RequestCounts
 
@@ -68,11 +69,6 @@ SEED_STEP = 1_000_003  # between the seeds of two parts of an answer
 SAME_VALUE = 1e-4  # nats; two reports of one log-probability may be rounded differently
 UNFILTERED = {"top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
-
-DRAFTS = re.compile(r"^vllm:spec_decode_num_drafts(?:_total)?\{[^}]*\} (\S+)$", re.MULTILINE)
-ACCEPTED = re.compile(
-    r'^vllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?\{[^}]*\bposition="(\d+)"[^}]*\} (\S+)$', re.MULTILINE
-)
 
 Reading = TypeVar("Reading")
 
@@ -596,15 +592,17 @@ class EngineClient:
         return self._part(reply, completion, TokenArrivals(tokens, seconds, whole_s, self.interface.parse_text(reply)))
 
     def draft_counts(self) -> DraftCounts:
-        """Draft counters as exported by vLLM, summed over its engines. Raises Unsupported if there are none."""
+        """Counters of drafts, summed over the engines of the server.
+
+        Raises Unsupported if there are none, DecoderFailed if one is no count.
+        """
         reply = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
-        drafts, accepted = DRAFTS.findall(reply.text), ACCEPTED.findall(reply.text)
-        if reply.status != 200 or not drafts:
-            raise Unsupported("the server counts no drafts (vllm:spec_decode_num_drafts of /metrics)")
-        counts = np.zeros(1 + max((int(at) for at, _ in accepted), default=-1), dtype=np.int64)
-        for at, value in accepted:
-            counts[int(at)] += int(float(value))
-        return DraftCounts(sum(int(float(value)) for value in drafts), counts)
+        if reply.status != 200:
+            raise Unsupported(f"the server counts no drafts: /metrics has status {reply.status}")
+        try:
+            return parse_draft_counts(reply.text)
+        except BadCounter as error:
+            raise self._failed("GET /metrics", str(error), "restart the server, or mend its counters") from error
 
     def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
         """Result of ``read`` on the reply to ``body``."""
@@ -779,7 +777,7 @@ class EngineDecoder(TokenDecoder):
         self._client.abort_stream(np.asarray(prompt.tokens, dtype=np.int64), max_new, after)
 
     def draft_counts(self) -> DraftCounts:
-        """Raises Unsupported."""
+        """Raises Unsupported, DecoderFailed."""
         return self._client.draft_counts()
 
     def curl_command(self, prompt: Prompt, row: int, max_new: int, stop: frozenset[int], stream: bool) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_emad.report.depth_explorer import build_depth_explorers, build_pair_explorers, copy_intervals_to_margins
 from pytest_emad.report.figures import EMBEDDED, FIGURES, FORWARD
+from pytest_emad.report.known_gaps import describe_known_gaps
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import (
     ABSENT,
@@ -190,7 +191,7 @@ def build_run_overview(report: Report) -> dict[str, Any]:
     return {
         "headline": brief.headline,
         "tone": {True: "good", False: "bad", None: ""}[brief.passed],
-        "broken": brief.broken,
+        "broken": [f"{cause.text}. {cause.first}" if cause.first else cause.text for cause in brief.broken],
         "repeat": brief.repeat,
         "unknown": brief.unknown,
         "decoder": _decoder_text(report["decoder"]),
@@ -198,6 +199,7 @@ def build_run_overview(report: Report) -> dict[str, Any]:
         "state": _state_text(report),
         "failures": report["run"]["failures"],
         "waivers": [_waiver_text(waiver) for waiver in report["waivers"]],
+        "known_gaps": list(describe_known_gaps(report)),
         "gates": [
             {
                 "title": claim_title(claim, register),

@@ -8,7 +8,7 @@
     decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a
                 server has "requests", "retries" with "retry_reasons" where some were sent again, and "served": what it
                 says of its model
-    settings    {option: value}                            provenance  {versions, commit, platform, device, …}
+    settings    {option: value}; "known_gaps" as {test: reason}   provenance  {versions, commit, platform, device, …}
     models      [{"name", facts …}]                        goldens     [{"id", "outcome"}]
     points      [{"name", "digest", …}], see ``tables.operating_point_rows``   notes       [sentence]
     claims      [``Verdict.to_json()``] with "title": the claim in plain words; "test": the node id of the test that
@@ -24,6 +24,8 @@
                 that the decoder declined as a whole
     audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" if it is not the first; of a failed one
                 "complaint", the detail without counts, and "cause", the requirement that it missed;
+                if known, "difference": {"position", "emitted", "expected", "gap_nats"} of the first wrong token, and
+                "likely_cause": {"kind", "guess", "remedy"};
                 "sample": {"point", "row", "tokens", "first", "depths", "forced"} of a failed one, its shortest input,
                 or {"case", "steps", "requests"}; a server's requests have "curl" commands
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims

@@ -11,13 +11,16 @@ import json
 import math
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_emad.audit.finding import FirstDifference, LikelyCause
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
+from pytest_emad.report.known_gaps import describe_known_gaps, is_known_gap
 from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row, list_speed_texts
@@ -65,6 +68,20 @@ class PointSummary:
     brief_facts: str
 
 
+@dataclass(frozen=True)
+class FailureCause:
+    """One cause of failed tests.
+
+    ``text``     their number, their audits, and the likely cause with its remedy, or the first finding.
+    ``first``    the first difference, or "".
+    ``further``  the other tests that failed by it.
+    """
+
+    text: str
+    first: str
+    further: tuple[str, ...]
+
+
 FailedTest = Mapping[str, Any]  # an entry of ``tests`` in the report
 Claims = Sequence[tuple[str, str]]  # (id, plain title) of each
 ClaimGroups = Mapping[str, Claims]  # claims of one outcome by their reason, or ""
@@ -76,7 +93,7 @@ class RunSummary:
 
     ``headline``  passed or failed, with the reason.
     ``passed``    whether the run passed; None: it did not end.
-    ``broken``    failed tests that decided no claim, a sentence for each cause.
+    ``broken``    failed tests that decided no claim, by cause.
     ``repeat``    the command that repeats the first of them.
     ``unknown``   a sentence for each model that does not know its judged text.
     ``lost``      answers that the first point to lose any loses: how many by task, and two of the task that loses most.
@@ -92,7 +109,7 @@ class RunSummary:
     models: str
     headline: str
     passed: bool | None
-    broken: tuple[str, ...]
+    broken: tuple[FailureCause, ...]
     repeat: str
     unknown: tuple[str, ...]
     gates: tuple[GatingClaimSummary, ...]
@@ -152,8 +169,9 @@ def _headline(
         return f"FAILED: {'; '.join(reasons)}", False
     if report["settings"]["gate"] == "known" and report["known"]:
         return "PASSED: every verdict equals the record", True
-    passed = f"{_count_of_gates(gates)}{_unrefuted(report)}" if gates else "no claim of this run is a gate"
-    return f"PASSED: {passed}", True
+    parts = [f"{_count_of_gates(gates)}{_unrefuted(report)}"] if gates else []
+    parts += [_gating_tests(report)] if report["settings"]["tier"] or not gates else []
+    return f"PASSED: {'; '.join(filter(None, parts)) or 'no claim and no test of this run is a gate'}", True
 
 
 EXIT_REASONS = {3: "pytest reported an internal error", 5: "no test was selected"}  # by exit status of pytest
@@ -162,6 +180,31 @@ UNFINISHED = {
     "interrupted": "was interrupted",
     "usage error": "ended with a usage error",
 }
+
+
+def _gating_tests(report: Report) -> str:
+    """``13 tests of tier tokens were the gate: all passed``; "" if no shipped test without a claim ran.
+
+    Each such test fails the run if it fails, whatever else gates.
+    """
+    tier = report["settings"]["tier"]
+    tests = [test for test in report["tests"] if test["shipped"] and (tier or not test.get("claim"))]
+    if not tests:
+        return ""
+    ends = Counter(_gate_test_end(test, report) for test in tests)
+    ended = "all passed" if set(ends) == {"passed"} else ", ".join(f"{count} {end}" for end, count in ends.items())
+    of_tier = f" of tier {tier}" if tier else ""
+    gate = "was the gate" if len(tests) == 1 else "were the gate"
+    return f"{format_unit_count(len(tests), 'tests')}{of_tier} {gate}: {ended}"
+
+
+def _gate_test_end(test: Mapping[str, Any], report: Report) -> str:
+    """How a shipped test of a run that passed has ended."""
+    if test["outcome"] in ("passed", "xpassed"):
+        return "passed"
+    if is_known_gap(test, report["settings"]):
+        return "failed as a known gap"
+    return "did not apply" if test["kind"] in ("not applicable", "refused") else "not decided"
 
 
 def _count_of_gates(gates: Sequence[GatingClaimSummary]) -> str:
@@ -182,7 +225,7 @@ def _failure_reasons(
     report: Report, gates: Sequence[GatingClaimSummary], broken: Sequence[FailedTest]
 ) -> Iterator[str]:
     """Counted failures: gates, verdicts that differ from the record, other tests, conditions on the run."""
-    failing = [claim for claim in report["claims"] if claim["fails"]]
+    failing = _failing_claims(report)
     if failing and report["settings"]["gate"] == "known":
         compared = [entry for entry in report["known"] if not entry["why"]]
         verdicts = format_unit_count(len(compared), "verdicts")
@@ -197,7 +240,13 @@ def _failure_reasons(
 
 def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
     """Whether a test failed, without conditions on a whole run, which an unfinished run cannot meet."""
-    return bool(broken) or any(claim["fails"] for claim in report["claims"])
+    return bool(broken) or bool(_failing_claims(report))
+
+
+def _failing_claims(report: Report) -> list[Mapping[str, Any]]:
+    """Claims that fail the run; one in a known gap does not."""
+    known = {test["nodeid"] for test in report["tests"] if is_known_gap(test, report["settings"])}
+    return [claim for claim in report["claims"] if claim["fails"] and claim["test"] not in known]
 
 
 def _broken_tests(report: Report) -> list[FailedTest]:
@@ -208,28 +257,37 @@ def _broken_tests(report: Report) -> list[FailedTest]:
     ]
 
 
-def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[str]:
+def _causes(broken: Sequence[FailedTest], report: Report) -> Iterator[FailureCause]:
     """For each cause of failed tests: their number, the audits that refuted the decoder, the first finding.
 
-    Two tests have one cause if one requirement of the audits refuted both (``Finding.cause``), or, without an audit, if
-    both raised at one place. A test without either is its own cause.
+    Two tests have one cause if their failures look alike (``Finding.likely_cause``), if one requirement of the audits
+    refuted both (``Finding.cause``), or, without an audit, if both raised at one place. A test without any of these is
+    its own cause.
     """
     refuted = {audit["test"]: audit for audit in reversed(report["audits"]) if audit["passed"] is False}
-    causes: dict[str, list[str]] = {}
-    audits: dict[str, list[str]] = {}
+    causes: dict[str, list[FailedTest]] = {}
     for test in broken:
-        audit = refuted.get(test["nodeid"])
-        if audit:
-            found, cause = audit.get("complaint") or audit["detail"], audit.get("cause") or audit["check"]
-        else:
-            found = test["reason"].partition("\n")[0].removeprefix("Failed: ")
-            cause = test.get("crash") or test["nodeid"]
-        causes.setdefault(cause, []).append(found)
-        audits.setdefault(cause, []).extend([audit["check"]] if audit else [])
-    for cause, found in causes.items():
-        checks = list(dict.fromkeys(audits[cause]))
+        audit = refuted.get(test["nodeid"], {})
+        looks_like = audit.get("likely_cause", {}).get("kind")
+        cause = looks_like or audit.get("cause") or audit.get("check") or test.get("crash") or test["nodeid"]
+        causes.setdefault(cause, []).append(test)
+    for tests in causes.values():
+        audits = [refuted[test["nodeid"]] for test in tests if test["nodeid"] in refuted]
+        checks = list(dict.fromkeys(audit["check"] for audit in audits))
         of = f" ({'audit' if len(checks) == 1 else 'audits'} {', '.join(checks)})" if checks else ""
-        yield f"{format_unit_count(len(found), 'tests')}{of}: {found[0] or 'no reason was reported'}"
+        found = _finding_text(tests[0], refuted.get(tests[0]["nodeid"]))
+        likely = [str(LikelyCause(**audit["likely_cause"])) for audit in audits if "likely_cause" in audit]
+        different = [str(FirstDifference(**audit["difference"])) for audit in audits if "difference" in audit]
+        yield FailureCause(
+            f"{format_unit_count(len(tests), 'tests')}{of}: {likely[0] if likely else found}",
+            different[0] if different else found if likely else "",
+            tuple(str(test["nodeid"]).rpartition("/")[2] for test in tests[1:]),
+        )
+
+
+def _finding_text(test: FailedTest, audit: Mapping[str, Any] | None) -> str:
+    found = audit.get("complaint") or audit["detail"] if audit else test["reason"].partition("\n")[0]
+    return str(found).removeprefix("Failed: ") or "no reason was reported"
 
 
 def _repeat_command(broken: Sequence[FailedTest], report: Report) -> str:
@@ -429,6 +487,7 @@ def _run_remarks(report: Report) -> Iterator[str]:
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
     yield from describe_deselections(report["deselected"], report["settings"])
+    yield from describe_known_gaps(report)
     for waiver in report["waivers"]:
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from tabulate import tabulate
 
-from pytest_emad.report.summary import Claims, GatingClaimSummary, RunSummary, format_gate_counts
+from pytest_emad.report.summary import Claims, FailureCause, GatingClaimSummary, RunSummary, format_gate_counts
 from pytest_emad.report.tables import escape_markdown
 from pytest_emad.statistics.gate import UNDECIDED
 from pytest_emad.statistics.units import format_unit_count
@@ -28,6 +28,7 @@ class SummaryOmission(IntEnum):
     FORECASTS = auto()  # "about 887 items would decide it in four of five samples" becomes "about 887 items"
     SURVIVORS = auto()  # the names of other claims that survived or were measured; their number stays
     UNCOMPARED = auto()  # which known verdicts vary, and which are not compared
+    FURTHER_TESTS = auto()  # the names of tests that failed by the cause of another; their number stays
     HOLDING = auto()  # the numbers and models of gates that hold
     INTERVALS = auto()  # of the perplexity of operating points, and their tokens per second
     LONG_REASONS = auto()  # reasons are cut to a few words
@@ -128,13 +129,13 @@ def _summary_parts(brief: RunSummary, places: Sequence[str]) -> Iterator[Summary
     """The parts of the summary in the order of print."""
     yield SummaryPart(brief.headline, "open" if brief.passed is None else "good" if brief.passed else "bad", "  ")
     yield from _listed(
-        [SummaryPart(f"  {_cut(cause)}", "bad") for cause in brief.broken],
+        [list(_cause_parts(cause)) for cause in brief.broken],
         lambda more: f"  {format_unit_count(more, 'more causes')}: see above or the report",
     )
     if brief.repeat:
         yield SummaryPart(f"  to repeat one test alone: {brief.repeat}")
     yield from _listed(
-        [SummaryPart(f"emad: FAILED: {failure}", "bad", "  ") for failure in brief.failures],
+        [[SummaryPart(f"emad: FAILED: {failure}", "bad", "  ")] for failure in brief.failures],
         lambda more: f"emad: FAILED: {format_unit_count(more, 'more reasons')}: see -v or the report",
     )
     yield from (SummaryPart(sentence, "bad", "  ") for sentence in brief.unknown)
@@ -143,10 +144,12 @@ def _summary_parts(brief: RunSummary, places: Sequence[str]) -> Iterator[Summary
         yield SummaryPart("selected operating points:")
     yield from _listed(
         [
-            SummaryPart(
-                f"  {point.name}: {point.facts}",
-                instead={SummaryOmission.INTERVALS: f"  {point.name}: {point.brief_facts}"},
-            )
+            [
+                SummaryPart(
+                    f"  {point.name}: {point.facts}",
+                    instead={SummaryOmission.INTERVALS: f"  {point.name}: {point.brief_facts}"},
+                )
+            ]
             for point in brief.points
         ],
         lambda more: f"  {more} more: see -v or the report",
@@ -159,13 +162,23 @@ def _summary_parts(brief: RunSummary, places: Sequence[str]) -> Iterator[Summary
     yield from (SummaryPart(f"emad: {text}", indent="  ") for text in (*brief.about, *places))
 
 
-def _listed(parts: Sequence[SummaryPart], describe_more: Callable[[int], str]) -> Iterator[SummaryPart]:
-    """``parts``, those after the first few to be left out, and the number of these in their place."""
-    for number, part in enumerate(parts):
-        yield replace(part, instead={**part.instead, **{each: "" for each, kept in LISTED.items() if number >= kept}})
-    if parts:
-        more = {each: describe_more(len(parts) - kept) for each, kept in LISTED.items() if len(parts) > kept}
-        yield SummaryPart("", parts[-1].tone, instead=more)
+def _cause_parts(cause: FailureCause) -> Iterator[SummaryPart]:
+    """A cause, its first difference, and the further tests that failed by it."""
+    yield SummaryPart(f"  {_cut(cause.text)}", "bad")
+    if cause.first:
+        yield SummaryPart(f"    {_cut(cause.first)}", "bad", "      ")
+    for test in cause.further:
+        yield SummaryPart(f"    also {test}", "bad", "      ", {SummaryOmission.FURTHER_TESTS: ""})
+
+
+def _listed(entries: Sequence[Sequence[SummaryPart]], describe_more: Callable[[int], str]) -> Iterator[SummaryPart]:
+    """The parts of ``entries``, those after the first few to be left out, and the number of these in their place."""
+    for number, entry in enumerate(entries):
+        left_out = {each: "" for each, kept in LISTED.items() if number >= kept}
+        yield from (replace(part, instead={**part.instead, **left_out}) for part in entry)
+    if entries:
+        more = {each: describe_more(len(entries) - kept) for each, kept in LISTED.items() if len(entries) > kept}
+        yield SummaryPart("", entries[-1][-1].tone, instead=more)
 
 
 def _gate_parts(gates: Sequence[GatingClaimSummary]) -> Iterator[SummaryPart]:

@@ -2,7 +2,8 @@
 
 pytest reports the outcome of a test, which a mark, a hook or a plugin can change. Verdicts, audits and exceptions of
 test bodies are recorded earlier. A report holds both, and a gate passes only if both pass. A waiver excuses undecided
-tests, never a contradiction. ``find_contradictions`` gives one sentence for each violation:
+tests, never a contradiction. A known gap (``report.known_gaps``) excuses the failure of its tests.
+``find_contradictions`` gives one sentence for each violation:
 
 - A gating verdict that fails, a failed audit, or a failed first attempt: the test must be reported as failed.
 - A test reported as failed must have a failing verdict, a failing audit or a reason.
@@ -19,6 +20,7 @@ from typing import Any
 
 from pytest_emad.report.deselection import is_in_selection
 from pytest_emad.report.gaps import find_gaps, find_tier_gaps, find_wrong_decoder, format_gaps, is_waived
+from pytest_emad.report.known_gaps import is_known_gap
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tiers import UNANSWERED_PAIRS
 from pytest_emad.statistics.verdicts import load_register
@@ -72,6 +74,8 @@ def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterato
             continue
         message = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
         entry = tests.get(claim["test"])
+        if entry is not None and is_known_gap(entry, report["settings"]):
+            continue
         if entry is None:
             if report["run"]["exit_status"] == 0:
                 yield f"{message}, but exit_status=0 and its test is not on record; run again"
@@ -85,6 +89,8 @@ def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[
         entry = tests.get(audit["test"])
         if entry is None:
             yield f"audit {audit['check']} is of {audit['test']}, but no such test is on record; run again"
+        elif is_known_gap(entry, report["settings"]):
+            continue
         elif audit["passed"] is False and entry["outcome"] not in FAILED and _is_finished(report, entry):
             message = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
             yield f"{message} refuted it ({audit['detail']}); {_contradiction_remedy(entry)}"
@@ -98,7 +104,7 @@ def _attempt_contradictions(report: Report) -> Iterator[str]:
         attempts = entry.get("attempts") or ()
         if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _is_finished(report, entry):
             continue
-        if entry["nodeid"] in refuted:
+        if entry["nodeid"] in refuted or is_known_gap(entry, report["settings"]):
             continue
         first, *others = attempts
         if first["outcome"] in FAILED or (entry["outcome"] in PASSED and first["outcome"] != "passed"):

@@ -24,8 +24,10 @@ import pytest
 
 from emad_ref.errors import EmadError, RunStopped
 from pytest_emad.report.deselection import HOME
+from pytest_emad.report.known_gaps import find_listed_gap
 from pytest_emad.report.schema import Outcome, SkipKind
 from pytest_emad.run import decoder_providers, environment, selection
+from pytest_emad.run.options import get_run_settings
 from pytest_emad.run.recorder import ATTEMPT, RAISED
 
 FEATURES = "emad_features"  # attribute of a report: features of the request that the decoder declined
@@ -94,6 +96,7 @@ class CollectionLog:
         _shorten_error(item, call, report)
         name = environment.shipped_test_name(item)
         vars(report)[SHIPPED] = name
+        _expect_known_gap(item, name, call, report)
         if report.skipped and not hasattr(report, "wasxfail"):
             kind = _skip_kind(item, report.when, raised_by)
             vars(report)[KIND] = kind
@@ -132,6 +135,25 @@ class CollectionLog:
             "deselected": self.deselected,
             "providers": decoder_providers.provider_answer_counts(self._config),
         }
+
+
+def _expect_known_gap(
+    item: pytest.Item, shipped: str | None, call: pytest.CallInfo[Any], report: pytest.TestReport
+) -> None:
+    """Report a listed test that failed as an expected failure with its reason, and fail one that passed.
+
+    A failure of setup or teardown is not the test's own, and stays one.
+    """
+    gaps = get_run_settings(item.config).known_gaps
+    gap = find_listed_gap(shipped, item.nodeid, gaps) if gaps and call.when == "call" else ""
+    if not gap or getattr(report, STOP, None) is not None:
+        return
+    if report.failed and call.excinfo is not None:
+        report.outcome = "skipped"
+        vars(report)["wasxfail"] = gaps[gap]
+    elif report.passed:
+        report.outcome = "failed"
+        report.longrepr = f"known gap closed: the test passes; remove {gap} from the file of --emad-known-gaps"
 
 
 def _shorten_error(item: pytest.Item, call: pytest.CallInfo[Any], report: pytest.TestReport) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from emad_ref.models.bundled import BUNDLED_PAIR
 from pytest_emad.measurements import option_values
+from pytest_emad.measurements.acceptance_record import parse_acceptance_record
 from pytest_emad.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S
 from pytest_emad.remote.address import ADDRESS_FORMS, parse_address
 from pytest_emad.report.tiers import TIERS
@@ -201,6 +202,14 @@ OPTIONS: tuple[PluginOption, ...] = (
         many=True,
     ),
     PluginOption(
+        "known-gaps",
+        option_values.parse_existing_file,
+        None,
+        "TOML file of tests that are expected to fail: tables [[gap]] with test and reason. Such a failure "
+        "is reported and does not fail the run; a listed test that passes does (docs/engines.md)",
+        "FILE",
+    ),
+    PluginOption(
         "profile",
         option_values.parse_existing_file,
         None,
@@ -242,6 +251,14 @@ OPTIONS: tuple[PluginOption, ...] = (
         option_values.split_claim_ids,
         frozenset(),
         "further claims that fail the run when falsified, e.g. EMAD-E1,EMAD-E3",
+    ),
+    PluginOption(
+        "acceptance-record",
+        parse_acceptance_record,
+        None,
+        "golden curve of acceptance lengths for ENG-5: YAML of model, thinking mode and number of drafted tokens, as "
+        "InferenceX writes it. A level with one entry need not be named",
+        "FILE[,MODEL,MODE,DRAFTED]",
     ),
     PluginOption(
         "register",

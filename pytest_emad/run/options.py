@@ -19,6 +19,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError, call_all, suggest_nearest
 from emad_ref.models.families import BACKENDS, FAST
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.study import (
     BUDGETS,
     Budget,
@@ -26,6 +27,7 @@ from pytest_emad.measurements.study import (
     resolve_pair_names_from_options,
 )
 from pytest_emad.remote.address import Address
+from pytest_emad.report.known_gaps import read_known_gaps
 from pytest_emad.report.tiers import STATED_CLAIM
 from pytest_emad.run.option_table import OPTIONS, PluginOption
 from pytest_emad.statistics.gate import METHOD_ROWS, GateOptions
@@ -52,6 +54,7 @@ class RunSettings:
     process_timeout: float
     expect_decoder: str | None
     waive: tuple[tuple[str, str], ...]  # (test or claim that may stay undecided, the reason)
+    known_gaps: Mapping[str, str]  # shipped test that is expected to fail → the reason
     report: Path | None
     gating: GateOptions
     gate_claims: frozenset[str]
@@ -74,7 +77,7 @@ class RunSettings:
 def _json_value(value: Any) -> Any:
     if isinstance(value, Budget):
         return value.name
-    if isinstance(value, Path | Address):
+    if isinstance(value, Path | Address | AcceptanceRecord):
         return str(value)
     if isinstance(value, frozenset):
         return sorted(value)
@@ -151,6 +154,8 @@ def _read_settings(config: pytest.Config) -> RunSettings:
     given["models"] = given.pop("model")
     named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
     given["pair_named"] = any(named)
+    known_gaps = given["known_gaps"]
+    given["known_gaps"] = {} if known_gaps is None else read_known_gaps(known_gaps, "--emad-known-gaps")
     patterns = frozenset(pattern for words in given["only"] for pattern in words)
     needs_register = given["register"] or patterns or given["gate_claims"]  # other runs of pytest read no file
     register = load_register(given["register"]) if needs_register else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -173,6 +174,8 @@ class Recorder:
             | ({"model": self._model, "live": dict(finding.live)} if finding.live else {})
             | ({"complaint": finding.complaint} if finding.complaint else {})
             | ({"cause": finding.cause} if finding.cause else {})
+            | ({} if finding.difference is None else {"difference": asdict(finding.difference)})
+            | ({} if finding.likely_cause is None else {"likely_cause": asdict(finding.likely_cause)})
             | ({} if finding.sample is None else {"sample": dict(finding.sample)}),
         )
 

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emad_ref.absent import Absent
+from emad_ref.errors import BadArgument
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.report.deselection import ABOVE_BUDGET, LEFT_OUT, NO_EXIT, NO_PAIR, NOT_OF_TIER
+from pytest_emad.report.known_gaps import require_tests_of_run
 from pytest_emad.report.tiers import STATED_CLAIM, is_tier_test, test_parameters_without_models
 from pytest_emad.run import environment
 from pytest_emad.run.environment import is_shipped_test, shipped_file_name
-from pytest_emad.run.options import RunSettings
+from pytest_emad.run.options import RunSettings, get_run_settings
 from pytest_emad.statistics.verdicts import EXIT_PREFIX, Claim, load_register
 
 if TYPE_CHECKING:
@@ -93,6 +95,22 @@ def _is_requested(claim: str | None, of_pair: bool, chosen: RunSettings, registe
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
     wanted = wanted or (chosen.study.exit is not None and claim.startswith(EXIT_PREFIX))
     return wanted or register[claim].is_gating(chosen.gate_claims)
+
+
+def require_known_gaps_of_run(config: pytest.Config, collected: Mapping[str, str]) -> None:
+    """Require that each test of ``--emad-known-gaps`` is one of this run. Call it after collection.
+
+    ``collected``: node id → name of each shipped test, deselected ones included. Raises pytest.UsageError.
+    """
+    gaps = get_run_settings(config).known_gaps
+    if not gaps or not collected:  # another run of the same project, with the option in its ini file
+        return
+    tests = [(name, nodeid) for nodeid, name in collected.items()]
+    partial = bool(environment.describe_typed_selection(config))
+    try:
+        require_tests_of_run(gaps, tests, environment.all_shipped_test_names(), partial, "--emad-known-gaps")
+    except BadArgument as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")

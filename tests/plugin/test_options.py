@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.remote.address import ProgramAddress, ServerAddress
 from pytest_emad.report import provenance
@@ -29,6 +30,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "backend": ("emad-walked", "emad-walked"),
     "expect-decoder": ("foreign", "foreign"),
     "waive": ("EMAD-F2=slow", (("EMAD-F2", "slow"),)),
+    "acceptance-record": ("curve.yaml", AcceptanceRecord(2.5, 3, "m, thinking_off, 3")),
+    "known-gaps": ("gaps.toml", {"suites/a.py::test_b": "later"}),
     "decoder": ("tcp:127.0.0.1:7007", ServerAddress("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
     "decoder-timeout": ("2.5", 2.5),
     "decoder-dtype": ("bfloat16", "bfloat16"),
@@ -64,6 +67,8 @@ def files(project: pytest.Pytester) -> None:
     project.path.joinpath("profile.json").write_text("{}")
     project.path.joinpath("found.exit").write_text("{}")
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
+    project.path.joinpath("gaps.toml").write_text('[[gap]]\ntest = "suites/a.py::test_b"\nreason = "later"\n')
+    project.path.joinpath("curve.yaml").write_text("m: {thinking_off: {3: 2.5}}")
     for folder in ("data", "goldens", "blocked/report.json", "site"):
         project.path.joinpath(folder).mkdir(parents=True)
     project.path.joinpath("site/index.html").write_text("<h1>My page</h1>")

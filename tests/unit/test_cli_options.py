@@ -23,6 +23,7 @@ VALUES = {
     "device": "cpu", "decoder": "tcp:127.0.0.1:7007", "decoder-timeout": "30", "process-timeout": "60", "margin": "0.2",
     "require": "quality", "seed": "3", "limit": "4", "data": ".", "task-path": ".", "golden": ".", "report": "out",
     "profile": "file", "exit": "file", "register": "file",
+    "known-gaps": "file", "acceptance-record": "curve.yaml",
 }  # fmt: skip
 
 
@@ -77,6 +78,7 @@ def parsed(*words: str) -> argparse.Namespace:
 def test_judge_hands_every_option_of_pytest_to_pytest(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
+    (tmp_path / "curve.yaml").write_text("m: {thinking_off: {3: 2.5}}")
     given, passed = [], ["--emad-model=a", "--emad-model=b"]
     for option in OPTIONS:
         if option.name == "model":

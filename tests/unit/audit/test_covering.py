@@ -20,6 +20,9 @@ TABLE = {
 }
 
 
+ALIVE = 8  # cases that settle the offers, and a few more
+
+
 @dataclass
 class Runner:
     """Fails or declines the cases that are named."""
@@ -74,6 +77,23 @@ def test_an_error_of_the_decoder_is_a_complaint() -> None:
                 raise IndexError("list index out of range")
 
     assert "IndexError: list index out of range" in checked(Broken()).finding.detail
+
+
+def test_a_decoder_that_died_is_told_with_the_case_it_died_in() -> None:
+    """Every simpler case fails then, so the simplest one says nothing."""
+
+    class Dying(Runner):
+        dead = False
+
+        def decode(self, history: History, seed: int) -> None:
+            super().decode(history, seed)
+            self.dead |= history.case["rows"] == "9" and len(self.decoded) > ALIVE
+            if self.dead:
+                raise ConnectionResetError("the engine is gone")
+
+    detail = checked(Dying()).finding.detail
+    assert "ConnectionResetError: the engine is gone. The decoder answers no more as it did" in detail
+    assert "First failing case: rows 9" in detail
 
 
 def test_what_is_declined_is_not_asked_for() -> None:

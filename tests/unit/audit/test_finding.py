@@ -10,7 +10,15 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.families import FAMILIES
-from pytest_emad.audit.finding import Finding, Tally, prefix_raised_complaints, require_shape
+from pytest_emad.audit.finding import (
+    AuditRefutedError,
+    Finding,
+    FirstDifference,
+    LikelyCause,
+    Tally,
+    prefix_raised_complaints,
+    require_shape,
+)
 from pytest_emad.audit.tolerances import BACKENDS, DTYPES, tolerance
 
 
@@ -105,6 +113,17 @@ def complain(prefix: str = "") -> Finding:
         tally.require(prefix == "shape", "row 1: logits off")
         require_shape("step.logits", np.zeros(2), (3,))
     return tally.to_finding()
+
+
+def test_what_is_known_of_a_complaint_survives_its_words() -> None:
+    likely, difference = LikelyCause("bfloat16", "a gap", "declare it"), FirstDifference(4, 5, 6, 0.1)
+    with (tally := Tally("forced")), prefix_raised_complaints("step 1: "):
+        try:
+            raise AuditRefutedError("row 1", difference=difference)
+        except AuditRefutedError as first:
+            raise AuditRefutedError("row 1 again", likely_cause=likely) from first
+    finding = tally.to_finding()
+    assert (finding.complaint, finding.difference, finding.likely_cause) == ("step 1: row 1 again", difference, likely)
 
 
 def test_complaints_of_one_requirement_have_one_cause_whatever_their_words() -> None:

@@ -293,7 +293,7 @@ def test_a_single_id_that_is_raised_by_a_logit_is_named() -> None:
 def at_temperature(rows: list[audited.SampledRow], noise: float = 0.0) -> str | None:
     tally = Tally("sampling", 0)
     with tally:
-        audited.require_temperatures(tally, {1.0: rows}, noise)
+        audited.require_temperatures({1.0: rows}, noise)
     return tally.complaint
 
 
@@ -323,10 +323,10 @@ def test_one_factor_of_several_temperatures_is_tested_together() -> None:
         drawn[asked] = [replace(row, logits=asked * row.logits) for row in rows]
     with tally:
         for asked, rows in drawn.items():
-            audited.require_temperatures(tally, {asked: rows}, 0.0)
+            audited.require_temperatures({asked: rows}, 0.0)
     assert tally.complaint is None
     with tally:
-        audited.require_temperatures(tally, drawn, 0.0)
+        audited.require_temperatures(drawn, 0.0)
     assert "softmax(logits / 1.00, 1.25, 1.50, 2.00): temperature 1.05, 1.31, 1.58, 2.10 explains" in str(
         tally.complaint
     )

@@ -28,6 +28,7 @@ from pytest_emad.audit.model_lens import ModelLens
 from pytest_emad.benchmark.clock import time_call
 from pytest_emad.claims.base import find_question_of_claim
 from pytest_emad.claims.engines import GIVEN_TEXT
+from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.engine import ACCEPTANCE_NEW, PROMPT, EngineAnswers, GivenTextLosses
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.measurements.run_resources import RunResources, make_reference_decoder
@@ -378,7 +379,7 @@ def test_counters_of_an_engine_are_held_against_a_record(
         ((5, 5, 5, 5, 5, 5, 5, 5), "which give 720 tokens where the requests got 512"),
         ((2, 3), "at most as often as the one before"),
         ((6, 1), "at most as often as the one before"),
-        ((2, -1), "at most as often as the one before"),
+        ((2, -1), r"counters of drafts fell in request 1, from .* accepted \[\d+, 0\] .*the server was restarted"),
     ],
 )
 def test_counters_that_the_tokens_do_not_allow_decide_nothing(
@@ -386,6 +387,72 @@ def test_counters_that_the_tokens_do_not_allow_decide_nothing(
 ) -> None:
     with pytest.raises(AuditRefutedError, match=words):
         verdict("ENG-5", loaded, lambda request: Counting(request, accepted), documents=FEW)
+
+
+@pytest.mark.parametrize(
+    ("curve", "outcome", "words"),
+    [
+        (
+            AcceptanceRecord(2.2, 3, "m, thinking_off, 3"),
+            "survived",
+            "(m, thinking_off, 3 drafted; no n, so taken as exact)",
+        ),
+        (AcceptanceRecord(2.9, 2, "m, thinking_off, 2"), "falsified", "2.9 on record (m, thinking_off, 2 drafted;"),
+        (AcceptanceRecord(1.9, 1, "m, thinking_off, 1"), "not applicable", "the engine drafts 2 tokens"),
+    ],
+)
+def test_a_golden_curve_takes_the_place_of_the_registers_length(
+    loaded: LoadedModel, curve: AcceptanceRecord, outcome: str, words: str
+) -> None:
+    subject = ModelUnderTest(
+        loaded, Study(acceptance_record=curve), RunResources(lambda request: Counting(request, (4, 2)))
+    )
+    found, context = EngineAnswers(subject, 100).acceptance, asked("ENG-5", np.random.default_rng(0))
+    decide = find_question_of_claim("ENG-5").decide
+    assert decide is not None
+    decided = decide(found, context)
+    assert decided.verdict == outcome
+    assert words in " ".join([decided.reason, *(leg.name for leg in decided.legs)])
+
+
+class Restarting(Counting):
+    """Its counters begin anew, or are gone, in the third request."""
+
+    def draft_counts(self) -> DraftCounts:
+        if self._requests < 3:
+            return super().draft_counts()
+        if not len(self._accepted):
+            raise Unsupported("no counters")
+        return DraftCounts(2, np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "words"),
+    [
+        ((4, 2), "counters of drafts fell in request 3, from 10 drafts that accepted \\[8, 4\\] to 2 drafts"),
+        ((), "counters of drafts are gone after request 3: no counters"),
+    ],
+)
+def test_counters_that_restart_or_vanish_decide_nothing(
+    loaded: LoadedModel, accepted: Sequence[int], words: str
+) -> None:
+    with pytest.raises(AuditRefutedError, match=words):
+        verdict("ENG-5", loaded, lambda request: Restarting(request, accepted), documents=FEW)
+
+
+class CountingAccepted(Counting):
+    """Counts accepted tokens without their positions."""
+
+    def draft_counts(self) -> DraftCounts:
+        return replace(super().draft_counts(), by_position=False)
+
+
+def test_accepted_tokens_without_positions_give_the_length_alone(loaded: LoadedModel) -> None:
+    decided = verdict("ENG-5", loaded, lambda request: CountingAccepted(request, (8,)), documents=FEW)
+    assert [leg.name for leg in decided.legs] == ["acceptance length"]
+    assert decided.legs[0].estimate == pytest.approx(1 + 8 / 5)
+    with pytest.raises(AuditRefutedError, match=r"counters rise by .* that accept \[\d+\], which give"):
+        verdict("ENG-5", loaded, lambda request: CountingAccepted(request, (100,)), documents=FEW)
 
 
 def test_own_drafts_are_counted_by_position(loaded: LoadedModel) -> None:

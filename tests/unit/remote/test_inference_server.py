@@ -1144,6 +1144,13 @@ def test_counters_of_drafts_are_summed_by_position() -> None:
     assert counts.accepted.tolist() == [9, 5]
 
 
+def test_a_counter_that_is_no_count_fails_with_its_name() -> None:
+    server = Metered(complete)
+    server.metrics = METRICS.replace(" 10.0", " ten").encode()
+    with serve(server) as url, pytest.raises(DecoderFailed, match="spec_decode_num_drafts of /metrics is 'ten'"):
+        opened(url).draft_counts()
+
+
 def test_a_server_without_counters_of_drafts_declines() -> None:
     with serve(Engine(complete)) as url, pytest.raises(Unsupported, match="counts no drafts"):
         opened(url).draft_counts()

@@ -96,7 +96,8 @@ def test_figures_are_linked_or_missed_by_name():
 def test_a_remark_stands_below_the_title_and_empty_parts_have_no_heading():
     text = text_of(report(points=[], notes=[], claims=[]), remark="no figures: matplotlib")
     assert text.startswith(
-        "# Verdicts on m\n\nPASSED: no claim of this run is a gate\n\nno figures: matplotlib\n\n## Verdicts\n"
+        "# Verdicts on m\n\nPASSED: no claim and no test of this run is a gate\n\n"
+        "no figures: matplotlib\n\n## Verdicts\n"
     )
     assert "### Operating points" not in text
     assert "### Notes" not in text

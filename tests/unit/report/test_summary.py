@@ -132,9 +132,10 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
         for name, (complaint, cause) in complaints.items()
     ]
     found = report([claim("EMAD-E2")], tests=tests, audits=audits, settings={"report": "my out"})
-    assert text(found, 120)[:6] == [
+    assert text(found, 120)[:7] == [
         "FAILED: 4 tests failed",
         "  2 tests (audits check b, check c): row 0, depth 2: the rule gives depth 1",
+        "    also a.py::test_c[1]",
         "  1 test (audit check c): row 1: 3 tokens, not 4",
         "  1 test: OSError: 1 of 2",
         "  to repeat one test alone: emad replay 'my out' test_b",
@@ -144,6 +145,65 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
     assert "to repeat one test" not in " ".join(text(found, 120)), "it ran alone"
     found["tests"] = tests[1:]
     assert "  to repeat one test alone: emad replay 'my out' 'test_c[1]'" in text(found, 120)
+
+
+def test_failures_that_look_alike_are_one_cause_with_the_first_difference_and_a_remedy():
+    """Whatever they say: a complaint is not parsed."""
+    likely = {"kind": "bfloat16", "guess": "a gap of 0.05 looks like bfloat16", "remedy": "compute in float32"}
+    difference = {"position": 14, "emitted": 5, "expected": 9, "gap_nats": 0.0534}
+    tests = [failed(f"suites/a.py::test_{at}[m]") for at in range(40)]
+    audits = [
+        {
+            "test": test["nodeid"],
+            "check": f"check {at % 2}",
+            "passed": False,
+            "detail": f"words {at}",
+            "cause": f"a:{at}",
+        }
+        for at, test in enumerate(tests)
+    ]
+    for audit in audits[:-1]:
+        audit["likely_cause"] = likely
+    for audit in audits[1:3]:
+        audit["difference"] = difference | {"position": 13 + int(audit["detail"][-1])}
+    cause = [
+        "  39 tests (audits check 0, check 1): a gap of 0.05 looks like bfloat16: compute in float32",
+        "    first difference: after position 14, token 5 where 9 leads by 0.053 nats",
+    ]
+    found = report([claim("EMAD-E2")], tests=tests, audits=audits)
+    assert text(found, 120, most=80)[1:43] == [
+        *cause,
+        *(f"    also a.py::test_{at}[m]" for at in range(1, 39)),
+        "  1 test (audit check 1): words 39",
+        "gates: 1 of 1 hold",
+    ]
+    assert text(found, 120)[1:4] == [*cause, "  1 test (audit check 1): words 39"], "names give way"
+    audits[0]["likely_cause"] = likely | {"kind": "prompt cut to 500 tokens"}
+    assert text(found, 120)[1].startswith("  1 test (audit check 0): a gap")
+    assert text(found, 120)[2] == "    words 0", "without a first difference"
+
+
+@pytest.mark.parametrize(
+    ("changes", "tier", "said"),
+    [
+        ([{}, {}], "tokens", "2 tests of tier tokens were the gate: all passed"),
+        ([{}], None, "1 test was the gate: all passed"),
+        (
+            [{"kind": kind, "outcome": "skipped"} for kind in ("refused", "left out")] + [{}],
+            "tokens",
+            "3 tests of tier tokens were the gate: 1 did not apply, 1 not decided, 1 passed",
+        ),
+        ([{"claim": "EMAD-E1"}], None, "no claim and no test of this run is a gate"),
+        ([{"shipped": None}], "tokens", "no claim and no test of this run is a gate"),
+    ],
+)
+def test_a_green_run_says_which_tests_were_the_gate(changes, tier, said):
+    tests = [passed(f"suites/a.py::test_{at}") | change for at, change in enumerate(changes)]
+    found = report([claim("EMAD-E1")], tests=tests, settings={"tier": tier})
+    assert text(found, 120)[0] == f"PASSED: {said}"
+    gates = report([claim("EMAD-E2")], tests=tests, settings={"tier": tier})
+    beside = f"; {said}" if tier and tests[0]["shipped"] else ""
+    assert text(gates, 120)[0] == f"PASSED: 1 of 1 gate holds{beside}"
 
 
 def test_the_decoders_audits_are_counted_where_it_is_judged():
@@ -207,7 +267,7 @@ def test_the_rest_is_counted_and_named_with_what_would_decide_it():
         claim("EMAD-N1", "unmeasured", "no NVML device"),
     ]
     assert text(report(rest), 107) == [
-        "PASSED: no claim of this run is a gate",
+        "PASSED: no claim and no test of this run is a gate",
         "7 claims: 1 falsified, 1 inconclusive, 1 measured, 4 not decided",
         "  falsified: Each layer is surer of the next token than the last (EMAD-E1)",
         "  inconclusive: A margin chosen on one text holds on another (EMAD-E10): about 887 items would decide it",

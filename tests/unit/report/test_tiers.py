@@ -127,6 +127,30 @@ def test_a_test_that_failed_was_live() -> None:
     assert list(find_tier_shortfalls(report, "tokens")) == []
 
 
+def test_amounts_that_failed_tests_keep_from_being_live_are_one_sentence() -> None:
+    report = whole("tokens")
+    report["audits"][0]["live"] = {"positions": 2000}
+    others = ", ".join(name for name in TIERS["tokens"].promise if name != "positions")
+    assert len(list(find_tier_shortfalls(report, "tokens"))) == len(TIERS["tokens"].promise) - 1
+    report["tests"][0]["outcome"] = "failed"
+    assert list(find_tier_shortfalls(report, "tokens")) == [
+        f"its promise is not kept for m, since tests failed: fewer live {others}"
+    ]
+
+
+def test_a_known_gap_was_live_and_the_run_owes_no_amounts() -> None:
+    """Its failed audit counts no answers."""
+    report = whole("tokens")
+    first = report["tests"][0]
+    first |= {"outcome": "xfailed", "attempts": [{"outcome": "failed", "reason": "AssertionError"}]}
+    report["audits"][0] |= {"passed": False, "live": {}}
+    assert len(list(find_tier_shortfalls(report, "tokens"))) == 1 + len(TIERS["tokens"].promise)
+    report["settings"]["known_gaps"] = {first["shipped"]: "later"}
+    assert list(find_tier_shortfalls(report, "tokens")) == []
+    report["tests"][1]["outcome"] = "xfailed"
+    assert [line for line in find_tier_shortfalls(report, "tokens") if report["tests"][1]["shipped"] in line]
+
+
 def test_the_name_of_a_model_is_no_case() -> None:
     """For a model called ``full``, the case ``probing`` is not the case at full depth."""
     report = whole("tokens")

@@ -277,3 +277,34 @@ def test_what_cannot_be_verified_is_refused(tmp_path, capsys):
         assert said in text
     assert cli.main(["verify", str(tmp_path / "none")]) == 4
     assert "cannot be read" in capsys.readouterr().err
+
+
+def known_gap(**changes):
+    """Return a report in which one test failed as its author expects."""
+    made = with_test(INVARIANT, outcome="xfailed", attempts=[{"outcome": "failed", "reason": "AssertionError"}])
+    made["settings"]["known_gaps"] = {INVARIANT: "the ledger counts pads"}
+    made["audits"] = [
+        each | {"passed": False} if each["test"].startswith(INVARIANT) else each for each in made["audits"]
+    ]
+    return made | changes
+
+
+def test_a_known_gap_is_no_fault_and_is_said_to_be_unproven(tmp_path, capsys):
+    status, said = verified(tmp_path, capsys, known_gap())
+    assert status == 0, said
+    assert "complete but for 1 known gap, " in said
+    assert f"not proven: known gap {INVARIANT}: the ledger counts pads" in said
+    unlisted = known_gap()
+    unlisted["settings"]["known_gaps"] = {}
+    assert verified(tmp_path, capsys, unlisted)[0] == 1
+
+
+@pytest.mark.parametrize("attempts", [[], [{"outcome": "passed", "reason": ""}], [{"outcome": "error", "reason": ""}]])
+def test_a_listed_test_that_did_not_fail_itself_is_no_known_gap(tmp_path, capsys, attempts):
+    made = known_gap()
+    for test in made["tests"]:
+        if test["shipped"] == INVARIANT:
+            test["attempts"] = attempts
+    status, said = verified(tmp_path, capsys, made)
+    assert status == 1
+    assert "known gap" not in said
