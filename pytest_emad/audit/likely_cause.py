@@ -1,8 +1,9 @@
 """Likely cause of a complaint, with its remedy: another prompt, rounding, another request's stops or temperature.
 
-A row whose every token is the argmax after another prompt was read so: without the prompt's first token, or with its
-last tokens alone. Otherwise a small gap between the emitted token and the argmax looks like bfloat16, whose rounding
-of a logit z is 2⁻⁸·|z|. Drawn tokens that a rounded temperature explains far better look rounded. These are guesses
+A row whose every token is within rounding to bfloat16 of the argmax looks like bfloat16, whose rounding of a logit z
+is 2⁻⁸·|z|. Otherwise, a row whose every token is the argmax after another prompt was read so: without the prompt's
+first token, or with its last tokens alone. After a long prompt its first token changes little, so rounding comes
+first. Drawn tokens that a rounded temperature explains far better look rounded. These are guesses
 for the reader of a complaint; no check depends on them.
 """
 
@@ -44,10 +45,18 @@ def likely_cause(lens: Lens, prompt: Ints, emitted: Ints, logits: Floats, at: in
         The first wrong token.
     """
 
-    def fits(start: int) -> bool:
+    def logits_after(start: int) -> Floats:
         history = np.concatenate([prompt[start:], emitted[:-1]]).astype(np.int64)
-        said = lens(history).last_layer[len(prompt) - start - 1 :].argmax(axis=-1)
-        return bool((said == emitted).all())
+        return lens(history).last_layer[len(prompt) - start - 1 :]
+
+    def fits(start: int) -> bool:
+        return bool((logits_after(start).argmax(axis=-1) == emitted).all())
+
+    precision = likely_precision(float(logits.max() - logits[emitted[at]]), logits)
+    own = logits_after(0)
+    gaps = own.max(axis=-1) - own[np.arange(len(emitted)), emitted]
+    if precision is not None and all(likely_precision(gap, row) for gap, row in zip(gaps.tolist(), own, strict=True)):
+        return precision
 
     kept = [len(prompt) - 1, *(length for length in reversed(CUTS) if length < len(prompt) - 1)]
     fitting = [length for length in kept if length and fits(len(prompt) - length)]
@@ -57,7 +66,7 @@ def likely_cause(lens: Lens, prompt: Ints, emitted: Ints, logits: Floats, at: in
             return LikelyCause("prompt without its first token", guess, "the engine must read ids as they are sent")
         guess = f"it looks like a prompt cut to its last {fitting[0]} tokens"
         return LikelyCause(f"prompt cut to {fitting[0]} tokens", guess, "raise the engine's limit on a prompt")
-    return likely_precision(float(logits.max() - logits[emitted[at]]), logits)
+    return precision
 
 
 def likely_precision(gap: float, logits: Floats) -> LikelyCause | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
-from pytest_emad.audit.finding import Finding, require_shape, tie_share_limit_and_tolerance
+from pytest_emad.audit.finding import Finding, FirstDifference, require_shape, tie_share_limit_and_tolerance
+from pytest_emad.audit.likely_cause import likely_precision
 from pytest_emad.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied
 from pytest_emad.audit.tolerances import max_logit_error, max_tied_gap, measured_tolerance
 from pytest_emad.audit.trajectory import Judge
@@ -79,16 +80,21 @@ def check_same_tokens(
             continue
         depth = None if wanted_depths is None else wanted_depths[row][at]
         history = expected[row][:at]
-        gap = None
+        logits = None
         if tied_when_decoded is None or not tied_when_decoded(prompt, history, tolerance):
-            gap = _untied_gap(lens, tolerance, prompt, history, point, depth)
-        if gap is not None:
+            logits = _untied_logits(lens, tolerance, prompt, history, point, depth)
+        if logits is not None:
             here, there = ("full" if depths is None else depths[row][at] for depths in (found_depths, wanted_depths))
             complaint = (
                 f"row {row}, new token {at}: {actual[row][at]} (depth {here}), but expected {expected[row][at]} "
-                f"(depth {there}), and no tie excuses it: the two likeliest are {gap:.2g} nats apart"
+                f"(depth {there}), and no tie excuses it: the two likeliest are {_gap(logits):.2g} nats apart"
             )
-            return Finding("same tokens", False, complaint, total, ties)
+            apart = float(abs(logits[expected[row][at]] - logits[actual[row][at]]))
+            position = len(prompt.tokens) + at - 1
+            difference = FirstDifference(position, int(actual[row][at]), int(expected[row][at]), apart)
+            cause = likely_precision(apart, logits) if point is None else None
+            finding = Finding("same tokens", False, f"{complaint}; {cause}" if cause else complaint, total, ties)
+            return replace(finding, difference=difference, likely_cause=cause)
         ties += 1
     if ties > limit * total:
         complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
@@ -97,33 +103,34 @@ def check_same_tokens(
     return Finding("same tokens", True, detail, total, ties)
 
 
-def _untied_gap(
+def _untied_logits(
     lens: Lens,
     tolerance: float,
     prompt: Prompt,
     emitted: Sequence[int],
     point: OperatingPoint | None,
     depth: int | None,
-) -> float | None:
-    """Nats between the two likeliest tokens after ``emitted`` [m]; None at a tie, of the tolerance or of the rounding
-    measured there, after which tokens may differ.
+) -> Floats | None:
+    """Logits [V] of the token after ``emitted`` [m]; None at a tie, of the tolerance or of the rounding measured there,
+    after which tokens may differ.
     """
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
         logits = lens(history, len(history) - 1)
         last = depth or logits.layers
-        gap = _gap(logits.after_layer(last)[-1])
-        return None if gap < max_tied_gap(None, measured_tolerance(lens, history, [last], tolerance)) else gap
+        found: Floats = logits.after_layer(last)[-1]
+        return None if _gap(found) < max_tied_gap(None, measured_tolerance(lens, history, [last], tolerance)) else found
     reference = compute_reference(lens, history, point, len(prompt.tokens) - 1, tolerance)
     last = depth or point.layers
-    gap = _gap(reference.emitted.after_layer(last)[-1])
+    found = reference.emitted.after_layer(last)[-1]
+    gap = _gap(found)
     if gap < max_tied_gap(point, tolerance) or is_tied(point, reference.signal, reference.rows, tolerance).any():
         return None
     allowed = measured_tolerance(lens, history, sorted({*point.readout_layers, last}), tolerance)
     rows, at = tuple(one[-1:] for one in reference.rows), len(reference.tolerance) - 1
     of_signal = reference.with_tolerance_at_position(point, len(prompt.tokens) - 1, at, allowed).signal_tolerance[-1:]
     tied = gap < max_tied_gap(point, allowed) or bool(is_tied(point, reference.signal[-1:], rows, of_signal).any())
-    return None if tied else gap
+    return None if tied else found
 
 
 def is_next_token_tied(

@@ -20,7 +20,7 @@ from pytest_emad.audit.finding import FirstDifference, LikelyCause
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
-from pytest_emad.report.known_gaps import describe_known_gaps, is_known_gap
+from pytest_emad.report.known_gaps import count_known_gaps, describe_known_gaps, is_known_gap
 from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row, list_speed_texts
@@ -168,9 +168,11 @@ def _headline(
     if reasons:
         return f"FAILED: {'; '.join(reasons)}", False
     if report["settings"]["gate"] == "known" and report["known"]:
-        return "PASSED: every verdict equals the record", True
-    parts = [f"{_count_of_gates(gates)}{_unrefuted(report)}"] if gates else []
-    parts += [_gating_tests(report)] if report["settings"]["tier"] or not gates else []
+        parts = ["every verdict equals the record"]
+    else:
+        parts = [f"{_count_of_gates(gates)}{_unrefuted(report)}"] if gates else []
+    if report["settings"]["tier"] or not parts or count_known_gaps(report):
+        parts.append(_gating_tests(report))
     return f"PASSED: {'; '.join(filter(None, parts)) or 'no claim and no test of this run is a gate'}", True
 
 

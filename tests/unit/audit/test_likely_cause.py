@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,22 @@ def test_a_gap_as_small_as_rounding_names_the_precision(gap: float, named: bool)
         if cause:
             assert cause.kind == "bfloat16"
             assert str(cause).startswith(f"a gap of {gap} looks like bfloat16: compute in float32, or declare it by")
+
+
+@pytest.mark.parametrize(("lead", "kind"), [(0.01, "bfloat16"), (0.2, "prompt without its first token")])
+def test_rounding_comes_before_a_prompt_that_explains_no_more(lead: float, kind: str) -> None:
+    """Without its first token the prompt makes 9 the argmax, which is behind by ``lead``."""
+
+    def lens(history: Ints) -> Any:
+        best, second = (7, 9) if history[0] == 1 else (9, 7)
+        logits = np.full((len(history), VOCABULARY), -5.0)
+        logits[:, best], logits[:, second] = 10.0, 10.0 - lead
+        return SimpleNamespace(last_layer=logits)
+
+    prompt, emitted = np.array([1, 2, 3]), np.array([9, 9, 9])
+    cause = likely_cause(lens, prompt, emitted, lens(prompt).last_layer[-1], 0)  # type: ignore[arg-type]
+    assert cause is not None
+    assert cause.kind == kind
 
 
 @pytest.mark.parametrize(

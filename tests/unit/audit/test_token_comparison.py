@@ -101,6 +101,10 @@ def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
     )
     assert finding.detail.startswith(said)
     assert finding.detail.endswith(" nats apart")
+    assert finding.difference is not None
+    assert (finding.difference.emitted, finding.difference.expected) == (1, 0)
+    assert finding.difference.position == len(PROMPT.tokens) + 6
+    assert f"the two likeliest are {finding.difference.gap_nats:.2g} nats apart" in finding.detail
     with pytest.raises(AuditRefutedError, match="row 1, new token 7"):
         finding.require()
 

@@ -147,6 +147,18 @@ def test_failed_tests_are_told_by_their_cause_before_any_gate_with_the_command_t
     assert "  to repeat one test alone: emad replay 'my out' 'test_c[1]'" in text(found, 120)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"known": [KNOWN]}, "every verdict equals the record"), ({}, "1 of 1 gate holds")],
+)
+def test_a_known_gap_is_in_every_headline(changes, said):
+    test = passed("suites/a.py::test_a", outcome="xfailed", attempts=[{"outcome": "failed", "reason": ""}])
+    settings = {"gate": "known" if changes else "paper", "known_gaps": {"suites/a.py::test_a": "later"}}
+    found = report([claim("EMAD-E2")], tests=[test], settings=settings, **changes)
+    assert text(found, 120)[0] == f"PASSED: {said}; 1 test was the gate: 1 failed as a known gap"
+    assert "emad: known gap suites/a.py::test_a: later" in text(found, 120)
+
+
 def test_failures_that_look_alike_are_one_cause_with_the_first_difference_and_a_remedy():
     """Whatever they say: a complaint is not parsed."""
     likely = {"kind": "bfloat16", "guess": "a gap of 0.05 looks like bfloat16", "remedy": "compute in float32"}
