@@ -1,4 +1,4 @@
-"""An int8 copy of a model: weights of the blocks in eight bits, activations quantised dynamically.
+"""Int8 copies of a model: weights of the blocks in eight bits, activations quantised dynamically or not at all.
 
 EMAD, "Composability": depth is orthogonal to quantisation.
 
@@ -14,15 +14,17 @@ import copy
 import dataclasses
 import hashlib
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
 from torch.ao.quantization import quantize_dynamic
+from transformers.pytorch_utils import Conv1D
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import anatomy_of
-from emad_ref.models.loading import LoadedModel
+from emad_ref.models.loading import LoadedModel, copy_in_dtype
 
 
 def int8_copy(loaded: LoadedModel) -> LoadedModel:
@@ -53,3 +55,23 @@ def int8_copy(loaded: LoadedModel) -> LoadedModel:
     # cached steps and a plain pass differ by quantisation noise: the layers were checked on the original
     int8.__dict__["stepper"] = CausalStepper(model, check=False)
     return int8
+
+
+@torch.no_grad()
+def copy_with_int8_weights(model: Any) -> Any:
+    """A float32 copy of a Transformers ``model`` whose weights have 255 values an output channel, for any family.
+
+    Each channel is rounded to the nearest multiples of its largest weight / 127; computation stays in float32, so this
+    is a model of precision W8 and needs no kernel. Embeddings, head, norms and biases stay unchanged.
+    """
+    copied = copy_in_dtype(model, torch.float32)
+    kept = [module for module in copied.modules() if isinstance(module, nn.Embedding)]
+    kept += [] if (head := copied.get_output_embeddings()) is None else [head]
+    unchanged = {id(weight) for module in kept for weight in module.parameters()}
+    for module in copied.modules():
+        for weight in module.parameters(recurse=False):
+            if weight.ndim > 1 and id(weight) not in unchanged:
+                largest = weight.abs().amax(0 if isinstance(module, Conv1D) else -1, keepdim=True)  # Conv1D: [in, out]
+                step = largest.clamp_min(torch.finfo(weight.dtype).tiny) / 127
+                weight.copy_((weight / step).round() * step)
+    return copied

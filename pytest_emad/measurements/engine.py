@@ -7,9 +7,10 @@ and together with other rows, repeatedly, token by token, sampled, and with coun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from emad_ref.decoding.partner import Partner
 from emad_ref.decoding.self_speculation import drafting_point, self_speculate
 from emad_ref.decoding.speculation import ACCEPTED, UNREACHED, SpeculationResult
 from emad_ref.models.loading import copy_in_dtype
+from emad_ref.models.quantisation import copy_with_int8_weights
 from emad_ref.protocol import Decoder, DraftCounts, Prompt, TokenLogProbs, Unsupported
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import to_numpy_float64
@@ -33,7 +35,7 @@ from pytest_emad.audit.log_probs import (
 )
 from pytest_emad.audit.sampling import SampledRow, pit_values_in_rank_order
 from pytest_emad.audit.token_comparison import check_same_tokens
-from pytest_emad.audit.tolerances import DTYPES, UNIT_ROUNDOFF, max_log_prob_error
+from pytest_emad.audit.tolerances import max_log_prob_error
 from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument
@@ -42,7 +44,8 @@ PROMPT, NEW, TOP = 48, 16, 5  # most tokens of a prompt, new tokens, requested l
 ROWS = 8  # of a request
 SIZES = (1, 3, 8, 16)  # rows of requests for log-probabilities, in turn
 DOCUMENTS = 800  # least documents: against a rise of 0.5 % no row survives with fewer than 600
-TWIN_DOCUMENTS = 30  # documents for runs in other precisions
+HALF, INT8 = ("float16", "bfloat16"), "int8 weights"  # precisions of twins, from the finest on
+SECOND_PATH = "its own kernels"  # a second path of the folder's model, in the judge's precision
 REPORTED = 2.0**-22  # nats: largest mean error of log-probabilities written as float32
 COMPANY = tuple(range(1, 16))  # numbers of other rows in a request, since engines pad batches to their own sizes
 REPEATED = 16  # rows with compared tokens
@@ -71,20 +74,49 @@ class GivenTextLosses:
 class DistributionEvidence:
     """Log-probabilities of new tokens and of given text, by document: engine against the judge's model.
 
-    ``divergence``, ``error`` [documents]: KL and |Δ log p| of the likeliest new tokens, summed, nats. ``agreeing``: new
-    tokens with equal top-1, of ``positions`` [documents]. ``given``: losses of the prompts' own tokens. ``dtype``: the
-    engine's stated precision. ``twins``: dtype → (mean KL, mean error) of the same folder's model in it. ``noise``: KL
-    that rounding of the stated precision explains without a twin.
+    ``divergence`` [documents]: KL of the likeliest new tokens, summed, nats. ``agreeing``: new tokens with equal top-1,
+    of ``positions`` [documents]. ``given``: losses of the prompts' own tokens. ``dtype``: the engine's stated
+    precision. ``own``: name → the same KL of the folder's own model on the same tokens, by its own kernels and in the
+    stated precision.
     """
 
     divergence: ByDocument
-    error: ByDocument
     agreeing: ByDocument
     positions: ByDocument
     given: GivenTextLosses | Absent
     dtype: str
-    twins: Mapping[str, tuple[float, float]]
-    noise: float
+    own: Mapping[str, ByDocument]
+
+
+@dataclass(frozen=True)
+class PrecisionEvidence:
+    """Errors of log-probabilities of new tokens, by document, against the judge's model.
+
+    ``error`` [documents]: |Δ log p| of the likeliest of ``positions`` [documents] new tokens, summed, nats. ``twins``:
+    precision → the same of the folder's own model in it, on the same tokens: ``dtype``, the engine's stated one, unless
+    it is the judge's, then coarser ones, the next one first.
+    """
+
+    error: ByDocument
+    positions: ByDocument
+    dtype: str
+    twins: Mapping[str, ByDocument]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Answers of the engine: its rows, the judge's log-probabilities of the reported ids of each, sums by document."""
+
+    shown: Sequence[TokenLogProbs]
+    known: Sequence[Floats]
+    divergence: ByDocument
+    error: ByDocument
+    agreeing: ByDocument
+    given: GivenTextLosses | Absent
+
+    @property
+    def positions(self) -> ByDocument:
+        return ByDocument.from_whole_documents(np.full(len(self.shown), NEW))
 
 
 PartedRows = Mapping[str, Ints]  # request → [rows] 1 if a row got other tokens without an excusing tie, else 0
@@ -123,6 +155,7 @@ class EngineAnswers:
 
     def __init__(self, subject: ModelUnderTest, documents: int = DOCUMENTS):
         self._subject, self._documents = subject, documents
+        self._twins: dict[str, tuple[ByDocument, ByDocument]] = {}
 
     @property
     def stated_dtype(self) -> str:
@@ -146,7 +179,21 @@ class EngineAnswers:
 
     @cached_property
     def distributions(self) -> DistributionEvidence:
-        """Log-probabilities against the judge's model (ENG-1, ENG-4). Raises Unsupported without log-probabilities."""
+        """Divergence from the judge's model (ENG-1). Raises Unsupported without log-probabilities."""
+        found, dtype = self._reading, self.stated_dtype
+        own = {SECOND_PATH: self._twin(SECOND_PATH)[0]}
+        own |= {f"{dtype} here": self._twin(dtype)[0]} if dtype in HALF else {}
+        return DistributionEvidence(found.divergence, found.agreeing, found.positions, found.given, dtype, own)
+
+    @cached_property
+    def precisions(self) -> PrecisionEvidence:
+        """Errors beside those of the folder's model in other precisions (ENG-4). Raises as ``distributions``."""
+        found, dtype = self._reading, self.stated_dtype
+        twins = {name: self._twin(name)[1] for name in find_twin_precisions(dtype)}
+        return PrecisionEvidence(found.error, found.positions, dtype, twins)
+
+    @cached_property
+    def _reading(self) -> _Reading:
         subject = self._subject
         shown: list[TokenLogProbs] = []
         with subject.open_decoder(subject.full_depth_point, max_rows=max(SIZES)) as decoder:
@@ -155,27 +202,19 @@ class EngineAnswers:
                     break
                 shown += self._read_log_probs(decoder, batch)
         compared: list[tuple[float, ...]] = []
-        expected: list[Floats] = []
+        expected: list[Floats] = []  # of the reported ids alone: a whole row has the size of the vocabulary
         own_given: list[Floats] = []
         for prompt, row in zip(self._varied, shown, strict=True):
             whole = subject.reference_lens(np.concatenate([prompt.tokens, row.tokens[:-1]])).last_layer
             own = log_softmax(whole[-len(row.tokens) :], axis=-1)
-            compared.append(_compare(row, own))
+            expected.append(np.take_along_axis(own, row.ids, axis=-1))
+            equal = float((row.ids[:, 0] == own.argmax(axis=-1)).sum())
+            compared.append((*_compare(row.log_probs, expected[-1]), equal))
             given = prompt.tokens[:PROMPT]
             own_given.append(own_log_probs(whole[: len(given) - 1], given[1:]))
-            if len(expected) < TWIN_DOCUMENTS:
-                expected.append(own)
         divergence, error, agreeing = map(ByDocument.from_whole_documents, np.array(compared).T)
-        return DistributionEvidence(
-            divergence,
-            error,
-            agreeing,
-            ByDocument.from_whole_documents(np.full(len(shown), NEW)),
-            _given_text_losses([row.prompt for row in shown], own_given),
-            self.stated_dtype,
-            {dtype: self._twin(dtype, shown, expected) for dtype in _twin_dtypes(self.stated_dtype)},
-            subject.tolerance**2 / 2 + REPORTED,
-        )
+        given_text = _given_text_losses([row.prompt for row in shown], own_given)
+        return _Reading(shown, expected, divergence, error, agreeing, given_text)
 
     def _read_log_probs(self, decoder: Decoder, prompts: Sequence[Prompt]) -> Sequence[TokenLogProbs]:
         """Request log-probabilities. Raises AuditRefutedError if an answer does not match its request."""
@@ -195,19 +234,34 @@ class EngineAnswers:
         return [replace(row, prompt=session_prompt_log_probs(decoder, prompt)) for row, prompt in prompted]
 
     @torch.inference_mode()
-    def _twin(self, dtype: str, shown: Sequence[TokenLogProbs], expected: Sequence[Floats]) -> tuple[float, float]:
-        """Mean KL and mean |Δ log p| of the folder's model in ``dtype``, on some of the same tokens."""
-        model = copy_in_dtype(self._subject.loaded.model, getattr(torch, dtype))
-        found = []
-        for prompt, row, own in zip(self._varied[:TWIN_DOCUMENTS], shown, expected, strict=False):
-            history = torch.from_numpy(np.concatenate([prompt.tokens, row.tokens[:-1]]))[None]
-            logits = to_numpy_float64(
-                model(history.to(self._subject.stepper.device)).logits[0, -len(row.tokens) :].double()
-            )
-            log_p = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
-            found.append(_compare(TokenLogProbs(row.tokens, row.ids, log_p), own)[:2])
-        divergence, error = np.mean(found, axis=0) / NEW
-        return float(divergence), float(error)
+    def _twin(self, name: str) -> tuple[ByDocument, ByDocument]:
+        """KL and |Δ log p| [documents] of the folder's own model in precision ``name``, on the engine's tokens.
+
+        Without another precision it is a second path to the same numbers: the model's own forward over the prompt, and
+        over the new tokens by its cache.
+        """
+        if name not in self._twins:
+            model, device = self._make_twin(name), self._subject.stepper.device
+            rows = []
+            for prompt, row, known in zip(self._varied, self._reading.shown, self._reading.known, strict=True):
+                read, fed = (
+                    torch.from_numpy(np.asarray(part, dtype=np.int64))[None].to(device)
+                    for part in (prompt.tokens, row.tokens[:-1])
+                )
+                first = model(read, use_cache=True)
+                rest = model(fed, past_key_values=first.past_key_values)
+                logits = to_numpy_float64(torch.cat([first.logits[0, -1:], rest.logits[0]]).double())
+                told = np.take_along_axis(log_softmax(logits, axis=-1), row.ids, axis=-1)
+                rows.append(_compare(told, known))
+            divergence, error = map(ByDocument.from_whole_documents, np.array(rows).T)
+            self._twins[name] = divergence, error
+        return self._twins[name]
+
+    def _make_twin(self, name: str) -> Any:
+        model = self._subject.loaded.model
+        if name == SECOND_PATH:
+            return model
+        return copy_with_int8_weights(model) if name == INT8 else copy_in_dtype(model, getattr(torch, name))
 
     @cached_property
     def batch_invariance(self) -> PartedRows:
@@ -443,14 +497,9 @@ def _differing(run: Sequence[Ints], first: Sequence[Ints]) -> Ints:
     return np.array([not np.array_equal(one, other) for one, other in zip(run, first, strict=True)], dtype=np.int64)
 
 
-def _compare(row: TokenLogProbs, own: Floats) -> tuple[float, ...]:
-    """(KL and |Δ log p| summed over a row; tokens with equal top-1)."""
-    known = np.take_along_axis(own, row.ids, axis=-1)
-    return (
-        float(truncated_divergence(known, row.log_probs).sum()),
-        float(np.abs(known - row.log_probs).mean(axis=-1).sum()),
-        float((row.ids[:, 0] == own.argmax(axis=-1)).sum()),
-    )
+def _compare(told: Floats, known: Floats) -> tuple[float, float]:
+    """KL of ``known`` log-probabilities [m, k] from ``told`` ones, and their |Δ log p|, summed over a row."""
+    return float(truncated_divergence(known, told).sum()), float(np.abs(known - told).mean(axis=-1).sum())
 
 
 def _given_text_losses(told: Sequence[Floats | None], own: Sequence[Floats]) -> GivenTextLosses | Absent:
@@ -499,9 +548,10 @@ def _accepted_by_position(found: SpeculationResult, rows: int) -> list[tuple[int
     return counts
 
 
-def _twin_dtypes(dtype: str) -> Iterator[str]:
-    """``dtype`` unless it is the judge's, and the next coarser one."""
-    ordered = sorted(DTYPES, key=UNIT_ROUNDOFF.__getitem__)
-    at = ordered.index(dtype)
-    yield from ([dtype] if dtype in ("float16", "bfloat16") else [])
-    yield from ordered[at + 1 : at + 2] if dtype != "float64" else ["float16"]
+def find_twin_precisions(dtype: str) -> tuple[str, ...]:
+    """Precisions that the folder's model is run in beside an engine of ``dtype``: its own if half, and coarser ones.
+
+    >>> [find_twin_precisions(dtype) for dtype in ("float32", "float16", "bfloat16")]
+    [('float16',), ('float16', 'bfloat16', 'int8 weights'), ('bfloat16', 'int8 weights')]
+    """
+    return (*HALF[HALF.index(dtype) :], INT8) if dtype in HALF else HALF[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from transformers.pytorch_utils import Conv1D
 
 import emad_ref
 from emad_ref.calibration.trace import take_trace, trace_stepwise
@@ -12,7 +13,7 @@ from emad_ref.calibration.windows import TokenSequence
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.quantisation import int8_copy
+from emad_ref.models.quantisation import copy_with_int8_weights, int8_copy
 from emad_ref.models.stepper import count_parameters
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
@@ -96,3 +97,28 @@ def test_a_model_that_cannot_be_quantised_here_is_refused(loaded):
                 "x", gpt2, None, "f", CausalStepper(gpt2).geometry, False, False, {}, loaded.special_tokens, ()
             )
         )
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "opt", "llama", "qwen3_moe"])
+def test_rounded_weights_have_eight_bits_an_output_channel_in_any_family(family):
+    model = small_model(family)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    rounded = copy_with_int8_weights(model)
+    embeddings = {id(each) for module in (rounded.get_input_embeddings(), rounded.get_output_embeddings())
+                  for each in module.parameters()}  # fmt: skip
+    transposed = {id(module.weight) for module in rounded.modules() if isinstance(module, Conv1D)}
+    assert (family == "gpt2") == bool(transposed)
+    changed = 0
+    for name, weight in rounded.named_parameters():
+        original = before[name].float()
+        if weight.ndim == 1 or id(weight) in embeddings or "wpe" in name or "embed_positions" in name:
+            assert torch.equal(weight, original), name
+            continue
+        rows, known = (each.mT if id(weight) in transposed else each for each in (weight.detach(), original))
+        step = known.abs().amax(-1, keepdim=True) / 127
+        multiples = rows / step
+        assert (multiples - multiples.round()).abs().max() < 1e-3, name
+        assert ((rows - known).abs() <= step / 2 * (1 + 1e-4)).all(), name
+        changed += int(not torch.equal(weight, original))
+    assert changed >= 4 * model.config.num_hidden_layers
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

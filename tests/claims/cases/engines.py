@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from emad_ref.absent import Absent
 from emad_ref.protocol import StatedRule
-from pytest_emad.claims.engines import compute_divergence_bound
 from pytest_emad.measurements.engine import (
     HEAD,
+    INT8,
+    REPORTED,
+    SECOND_PATH,
     TAIL,
     TEMPERATURES,
     AcceptanceEvidence,
     DistributionEvidence,
     GivenTextLosses,
+    PrecisionEvidence,
     SamplingEvidence,
 )
 from pytest_emad.measurements.stated_rule import OwnRuleSpeedupEvidence
@@ -21,10 +25,24 @@ from pytest_emad.statistics.units import ByDocument, ByPair
 from tests.claims.simulation import Case, celled, says
 
 TOKENS = 16  # of a document
-TWINS = {"bfloat16": (1e-4, 8e-3)}  # dtype → mean KL, mean error
-NOISE = 1e-7
-BOUND = NOISE + 2 * TWINS["bfloat16"][0]  # of an engine that states bfloat16
-MIDDLE = 8e-3 * 2.0**-1.5  # between float16 and bfloat16, three bits apart
+TWIN_KL, SECOND_KL = 1e-4, 1e-8  # mean KL of the folder's model in bfloat16, and by its own kernels
+BOUND = REPORTED + 2 * (TWIN_KL + SECOND_KL)  # of an engine that states bfloat16
+ERRORS = {"float16": 1e-3, "bfloat16": 8e-3, INT8: 0.02}  # mean errors of the folder's model
+HARD = 0.6  # spread of the logarithm of a document's difficulty, which all runs of it share
+
+
+def drawn_around(rng: np.random.Generator, hard: np.ndarray, spread: float):
+    """Return a function from a mean to sums over documents that all share their difficulty ``hard``."""
+
+    def around(mean: float) -> ByDocument:
+        own = np.exp(spread * rng.standard_normal(len(hard)) - spread**2 / 2)
+        return ByDocument.from_whole_documents(TOKENS * mean * hard * own)
+
+    return around
+
+
+def difficulties(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.exp(HARD * rng.standard_normal(n) - HARD**2 / 2)
 
 
 def answers(
@@ -32,30 +50,26 @@ def answers(
     *,
     kl: float = 1e-5,
     rise: float = 0.0,
-    error: float = 1e-3,
-    dtype: str = "bfloat16",
     spread: float = 0.5,
     ruined: float = 0.0,
     reported: bool = True,
 ):
-    """Make documents of mean KL ``kl``, perplexity rise ``rise`` and mean error ``error``, each spread log-normally.
+    """Make documents of mean KL ``kl`` of an engine that states bfloat16, and perplexity rise ``rise``.
 
+    KL of the engine and of the twins is spread log-normally, by the same difficulty of a document and its own.
     ``ruined``: share of documents that lose half a nat per token. ``reported``: log-probabilities of given text.
     """
 
     def found(rng: np.random.Generator) -> DistributionEvidence:
-        def spread_around(mean: float) -> np.ndarray:
-            drawn: np.ndarray = mean * np.exp(spread * rng.standard_normal(n) - spread**2 / 2)
-            return drawn
-
-        own = rng.gamma(4.0, 0.2, n)
-        divergence, losses = spread_around(kl), own + np.log1p(rise) + 0.004 * rng.standard_normal(n)
+        around, own = drawn_around(rng, difficulties(rng, n), spread), rng.gamma(4.0, 0.2, n)
+        losses = own + np.log1p(rise) + 0.004 * rng.standard_normal(n)
         losses += 0.5 * (rng.uniform(size=n) < ruined)
         agreeing = rng.binomial(TOKENS, 0.999, n) / TOKENS
-        columns = (divergence, spread_around(error), agreeing, np.ones(n), losses, own, np.ones(n))
+        columns = (agreeing, np.ones(n), losses, own, np.ones(n))
         *new, loss, own_loss, tokens = (ByDocument.from_whole_documents(TOKENS * column) for column in columns)
         given = GivenTextLosses(loss, own_loss, tokens) if reported else Absent("no prompt log-probabilities")
-        return DistributionEvidence(*new, given, dtype, TWINS, NOISE)
+        twins = {SECOND_PATH: around(SECOND_KL), "bfloat16 here": around(TWIN_KL)}
+        return DistributionEvidence(around(kl), *new, given, "bfloat16", twins)
 
     return found
 
@@ -64,8 +78,27 @@ def diverging(kl: float):
     return lambda n, icc: answers(n, kl=kl)
 
 
-def erring(error: float):
-    return lambda n, icc: answers(n, error=error, dtype="float16")
+def errors(error: float, *twins: str, dtype: str = "", n: int = 200, spread: float = 0.3, **changed: float):
+    """Make mean errors ``error`` of an engine of the first of ``twins``, or ``dtype``; ``changed``: of a twin."""
+
+    def found(rng: np.random.Generator) -> PrecisionEvidence:
+        around = drawn_around(rng, difficulties(rng, n), spread)
+        means = {name: changed.get(name.partition(" ")[0], ERRORS[name]) for name in twins}
+        tokens = ByDocument.from_whole_documents(np.full(n, TOKENS))
+        return PrecisionEvidence(
+            around(error), tokens, dtype or twins[0], {name: around(mean) for name, mean in means.items()}
+        )
+
+    return found
+
+
+def middle(*twins: str) -> float:
+    """Geometric mean of the errors of both."""
+    return float(np.sqrt(np.prod([ERRORS[name] for name in twins])))
+
+
+def erring(factor: float, *twins: str):
+    return lambda n, icc: errors(factor * middle(*twins), *twins, n=n)
 
 
 def parted(**rows: list[int]):
@@ -73,7 +106,12 @@ def parted(**rows: list[int]):
 
 
 def has_bound(verdict) -> None:
-    assert verdict.legs[0].threshold == BOUND == compute_divergence_bound(answers()(np.random.default_rng(0)))
+    """The rounding of what is reported; the engine's KL stands beside, and those of the folder's model."""
+    assert verdict.legs[0].threshold == REPORTED
+    measured = {leg.name: leg.estimate for leg in verdict.legs if leg.outcome == "measured"}
+    assert verdict.legs[0].estimate == pytest.approx(
+        measured["KL"] - 2 * measured["KL of bfloat16 here"] - 2 * measured[f"KL of {SECOND_PATH}"]
+    )
 
 
 def leaves_perplexity_open(verdict) -> None:
@@ -90,6 +128,7 @@ ENG_1 = [
     Case("another model, without them", "fails", answers(kl=0.3, reported=False)),
     Case("one document in a hundred is ruined", "edge", answers(800, ruined=0.01), draws=60),
     *celled("at the bound of its precision", "edge", diverging(BOUND), icc=(0.0,), draws=20),
+    *celled("twice the bound of its precision", "power", diverging(2 * BOUND), n=(60, 200), icc=(0.0,)),
     *celled("at the limit of perplexity", "edge", lambda n, icc: answers(n, rise=0.005), icc=(0.0,), draws=20),
 ]
 ENG_2 = [
@@ -103,10 +142,34 @@ ENG_3 = [
     Case("nothing was asked", "premise", parted()),
 ]
 ENG_4 = [
-    Case("as precise as float16", "holds", answers(error=1e-3, dtype="float16"), draws=10),
-    Case("bfloat16 under the name of float16", "fails", answers(error=8e-3, dtype="float16"), draws=10),
-    *celled("in the middle", "edge", erring(MIDDLE), icc=(0.0,), draws=20),
-    Case("nothing coarser is known", "premise", answers(dtype="bfloat16"), check=says("coarser than bfloat16")),
+    Case("as precise as float16", "holds", errors(1e-3, "float16", "bfloat16", INT8), draws=10),
+    Case("bfloat16 under the name of float16", "fails", errors(8e-3, "float16", "bfloat16"), draws=10),
+    *celled("in the middle", "edge", erring(1.0, "float16", "bfloat16"), icc=(0.0,), draws=20),
+    *celled("between bfloat16 and int8", "edge", erring(1.0, "bfloat16", INT8), n=(200, 800), icc=(0.0,), draws=20),
+    *celled("twice the middle", "power", erring(2.0, "float16", "bfloat16"), n=(60, 200), icc=(0.0,)),
+    Case("sixty times as far off as bfloat16", "fails", errors(0.3, "bfloat16", INT8), draws=10),
+    Case("as precise as bfloat16", "holds", errors(8e-3, "bfloat16", INT8, n=800), draws=10),
+    Case("as precise as float32", "holds", errors(1e-7, "float16", dtype="float32"), draws=10),
+    Case("float16 under the name of float32", "fails", errors(1e-3, "float16", dtype="float32"), draws=10),
+    Case(
+        "twins err alike",
+        "tied",
+        errors(0.3, "bfloat16", INT8, int8=8e-3),
+        draws=10,
+        check=says("not shown to err more"),
+    ),
+    Case(
+        "eight bits err less than sixteen",
+        "tied",
+        errors(0.3, "bfloat16", INT8, int8=4e-3),
+        check=says("not shown to err more"),
+    ),
+    Case(
+        "no twin errs",
+        "tied",
+        errors(0.3, "bfloat16", INT8, bfloat16=0.0, int8=0.0),
+        check=says("not shown to err more"),
+    ),
 ]
 
 

@@ -51,7 +51,7 @@ GATHER = {
     "ENG-1": "distributions",
     "ENG-2": "batch_invariance",
     "ENG-3": "repeatability",
-    "ENG-4": "distributions",
+    "ENG-4": "precisions",
     "ENG-5": "acceptance",
     "ENG-6": "sampling",
 }
