@@ -44,7 +44,7 @@ from emad_ref.calibration.regression import (
 )
 from emad_ref.calibration.trace import iterate_head_slices, iterate_states_after
 from emad_ref.calibration.windows import TokenSequence, iterate_batches
-from emad_ref.models.fast.products import multiply_by_weight
+from emad_ref.models.fast.fused_blocks import multiply_by_weight
 from emad_ref.models.stepper import Stepper
 from emad_ref.probes.estimators import apply_softcap
 from emad_ref.probes.tuned_lens import Translator, at_least_float32_dtype

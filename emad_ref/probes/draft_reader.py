@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.fast.products import multiply_by_weight
+from emad_ref.models.fast.fused_blocks import multiply_by_weight
 from emad_ref.models.fast.weight_layout import to_preferred_weight_layout
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument, require_extra
-from emad_ref.models.fast.products import multiply_by_weight
+from emad_ref.models.fast.fused_blocks import multiply_by_weight
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import EntropyEstimator

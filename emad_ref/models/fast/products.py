@@ -60,24 +60,20 @@ class ProductClass(NamedTuple):
 
 
 def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
-    """Whether a product of ``states`` [..., in] with ``weight`` [out, in] has few tokens and a large weight."""
+    """Whether few tokens, ``states`` [..., in], meet a large ``weight`` [out, in] in float32 on a CPU."""
     large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
     return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
 
 
-def multiply_by_weight(states: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """``states`` [..., in] by ``weight`` [out, in] plus ``bias``: ``F.linear``, by the fastest product."""
+def find_faster_product(states: Tensor, weight: Tensor) -> Product | None:
+    """The product of ``states`` [..., in] with ``weight`` [out, in] that beats PyTorch's own; None without one."""
     if not is_weight_bound(states, weight) or torch.is_grad_enabled() or (layout := _layout(weight)) is None:
-        return _linear(states, weight, bias, out)
+        return None
     outputs, inputs = weight.shape
     rows = states.numel() // inputs
     kind = ProductClass(1 << (rows - 1).bit_length(), outputs, inputs, layout, torch.get_num_threads())
     name = _chosen.get(kind) or _choose(kind, weight)
-    if name == LINEAR:
-        return _linear(states, weight, bias, out)
-    done = PRODUCTS[name](states.reshape(rows, inputs), weight)
-    done = done if bias is None else done + bias
-    return done.contiguous().view(*states.shape[:-1], outputs) if out is None else out.copy_(done.view_as(out))
+    return None if name == LINEAR else PRODUCTS[name]
 
 
 def _layout(weight: Tensor) -> str | None:
@@ -94,16 +90,7 @@ def _layout(weight: Tensor) -> str | None:
 # ---------------------------------------------------------------- the products
 
 
-def _linear(states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    if states.dim() == 1:
-        return torch.mv(weight, states, out=out) if bias is None else torch.addmv(bias, weight, states, out=out)
-    if out is None:
-        return F.linear(states, weight, bias)
-    rows, transposed = states.flatten(0, -2), weight.t()
-    return torch.mm(rows, transposed, out=out) if bias is None else torch.addmm(bias, rows, transposed, out=out)
-
-
-def _linear_of_rows(states: Tensor, weight: Tensor) -> Tensor:
+def _linear(states: Tensor, weight: Tensor) -> Tensor:
     return torch.mv(weight, states[0])[None] if len(states) == 1 else F.linear(states, weight)
 
 
@@ -144,7 +131,7 @@ def _blas_columns(states: Tensor, weight: Tensor) -> Tensor:
 
 
 PRODUCTS: dict[str, Product] = {
-    LINEAR: _linear_of_rows,
+    LINEAR: _linear,
     "bmm_columns": _bmm_columns,
     "bmm_parts": _bmm_parts,
     "embedding_bag": _embedding_bag,

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fast import fused_blocks, product_table, products
-from emad_ref.models.fast.fused_blocks import AttentionInputs, PackedLinear, apply_linear
-from emad_ref.models.fast.products import BAG_ROWS, LINEAR, MOST_ROWS, PRODUCTS, ProductClass, multiply_by_weight
+from emad_ref.models.fast.fused_blocks import AttentionInputs, PackedLinear, apply_linear, multiply_by_weight
+from emad_ref.models.fast.products import BAG_ROWS, LINEAR, MOST_ROWS, PRODUCTS, ProductClass
 from emad_ref.models.fast.weight_layout import LARGE_WEIGHT, lay_out_weights, to_adjacent_column_major
 from emad_ref.models.matmul_counter import MatmulCounter
 from emad_ref.point import full_depth
