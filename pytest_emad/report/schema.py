@@ -71,7 +71,7 @@ class BadReport(EmadError):
 
 
 REPORT = FileFormat(
-    "report", 6, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
+    "report", 7, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
 )
 
 
