@@ -135,6 +135,12 @@ def test_the_honest_decoder_passes_what_is_called_here(loaded: LoadedModel, know
     assert list(complaints(judged(loaded, known, HONEST), test)) == []
 
 
+def test_a_prefix_cache_may_fill_up(loaded: LoadedModel, known: dict[str, Any]) -> None:
+    """It keeps K/V of 64 prompts, and sessions of the audit repeat theirs."""
+    test = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
+    assert list(complaints(judged(loaded, known, CATALOGUE["honest-prefix-cache"].make), test)) == []
+
+
 FIRST = {(planted.test, planted.says): name for name, planted in reversed(PLANTED.items())}
 # a K/V cache, a rollback, a prefix cache, a stop set, the window's end, seeds, a stream at an exit point
 PAIRS_IN_CI = (
