@@ -3,6 +3,7 @@
     state       ``running`` | ``complete`` | ``interrupted`` | ``usage error``
     run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
                 run as a whole, "asked": the selected shipped tests, "partial": the part that the user typed, or "",
+                "earlier": how often the folder's earlier reports ran the same tests, options, weights and project,
                 "claims_file" with its hash, "project" with its root and commit, "replay": {"folder", "arguments" that
                 decide a test, "left_out", "environment"}}
     decoder     {"name", "foreign", "providers": [provider with its counts], "overlooked": [provider not loaded]}; a

@@ -488,6 +488,11 @@ def _run_remarks(report: Report) -> Iterator[str]:
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
+    if earlier := report["run"]["earlier"]:
+        yield (
+            f"run {earlier + 1} of the same tests, options and weights in {report['settings']['report']}: the first "
+            "is the verdict, and a further one needs a reason that was known before it"
+        )
     yield from describe_deselections(report["deselected"], report["settings"])
     yield from describe_known_gaps(report)
     for waiver in report["waivers"]:

@@ -11,6 +11,7 @@ JUnit keeps short flat properties of plugin tests in place of their records: ``e
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -112,6 +113,7 @@ class RunRecord:
     ``failures``  reasons why the run fails even if every test passed.
     ``waivers``   the user's waivers, and whether each was needed.
     ``workers``   the logs of the xdist workers that ended.
+    ``kept``      the finished report that this run overwrites, None without one.
     """
 
     def __init__(self, config: pytest.Config, log: collection_log.CollectionLog) -> None:
@@ -125,6 +127,7 @@ class RunRecord:
             {"of": of, "reason": reason, "needed": False} for of, reason in self.settings.waive
         ]
         self.workers: list[dict[str, Any]] = []
+        self.kept: Report | None = None
         self._log = log
         self._began, self._clock = datetime.now(UTC), time.monotonic()
         self._taken: dict[tuple[str, str], int] = {}  # (test, worker) → number of its records
@@ -299,6 +302,7 @@ class RunRecord:
             | {"torch_threads": threads}
             | ({"products": products} if (products := chosen_products()) else {}),
         }
+        made["run"]["earlier"] = _count_earlier_runs(made, self.kept)
         return made | {"tier": build_tier_entry(made)}
 
     @cached_property
@@ -324,6 +328,16 @@ class RunRecord:
     @cached_property
     def _unloaded_providers(self) -> list[str]:
         return decoder_providers.unloaded_providers(self.config)
+
+
+def _count_earlier_runs(report: Report, kept: Report | None) -> int:
+    """How often the tests of ``report`` ran before, at its options, on its weights and its project, by ``kept``."""
+
+    def experiment(of: Report) -> str:
+        models = {model["name"]: model.get("fingerprint") for model in of["models"]}
+        return json.dumps([of["settings"], of["run"]["asked"], of["run"]["project"], models], sort_keys=True)
+
+    return 0 if kept is None or experiment(kept) != experiment(report) else 1 + int(kept["run"]["earlier"])
 
 
 def _test_entry(nodeid: str, shipped: str | None) -> dict[str, Any]:
@@ -384,7 +398,6 @@ class ReportPlugin:
         self._pages: WrittenPages | None = None  # the readable pages, once written
         self._started = self._stopped = self._stays = False
         self._without_tests = next((name for name in NO_TEST_OPTIONS if config.getoption(name, False)), None)
-        self._kept: Report | None = None  # the finished report that this run overwrote
         self._last: dict[str, Any] | None = None  # the report at the end of the run
 
     # ------------------------------------------------------------ during the run
@@ -414,7 +427,7 @@ class ReportPlugin:
         if self.settings.report is None:
             return
         try:
-            self._kept = _finished_report(self.settings.report)
+            self.run.kept = _finished_report(self.settings.report)
             write_report(self.settings.report, self.run.build_report(None))
         except OSError as error:
             self.run.failures.append(f"--emad-report: {error}")
@@ -509,8 +522,8 @@ class ReportPlugin:
         if folder is None:
             return
         try:
-            if self.run.state == "usage error" and self._kept is not None and not self.run.tests:
-                write_report(folder, self._kept)
+            if self.run.state == "usage error" and self.run.kept is not None and not self.run.tests:
+                write_report(folder, self.run.kept)
                 self._stays = True
             elif not self._started and _finished_report(folder) is not None:
                 self._stays = True

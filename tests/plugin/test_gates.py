@@ -84,7 +84,7 @@ def test_the_message_is_the_line_of_the_summary_and_why(project: pytest.Pytester
     result.stdout.fnmatch_lines(
         [
             'EMAD-F1, "Saving 15 % of FLOPs leaves quality as it was": falsified on emad-tiny',
-            "found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs at most +1.00 %.",
+            "found +3.0 % [[]+2.0 %, +4.0 %] relative rise; needs at most +1.00 %.",
             "the upper layers matter.",
             "This row gates.",
         ]

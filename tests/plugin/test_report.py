@@ -50,18 +50,18 @@ def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: R
     result = run()
     result.stdout.fnmatch_lines(
         [
-            "  EMAD-F1   Saving 15 % of FLOPs leaves quality as it was: falsified, +3.00 %",
-            "            [[]+2.00 %, +4.00 %] relative rise",
-            "  EMAD-E1   Each layer is surer of the next token than the last: survived, +3.00*",
+            "  EMAD-F1   Saving 15 % of FLOPs leaves quality as it was: falsified, +3.0 %",
+            "            [[]+2.0 %, +4.0 %] relative rise",
+            "  EMAD-E1   Each layer is surer of the next token than the last: survived, +3.0*",
             "*FAILURES*",
             'EMAD-F1, "Saving 15 % of FLOPs leaves quality as it was": falsified on emad-tiny',
-            "found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs at most +1.00 %.",
+            "found +3.0 % [[]+2.0 %, +4.0 %] relative rise; needs at most +1.00 %.",
             "This row gates.",
             "*emad: emad-tiny*",
             "FAILED: 1 of 1 gate does not hold",
             "gates: 0 of 1 hold, 1 falsified",
             "  EMAD-F1  Saving 15 % of FLOPs leaves quality as it was: falsified",
-            "           found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs at most +1.00 %",
+            "           found +3.0 % [[]+2.0 %, +4.0 %] relative rise; needs at most +1.00 %",
             "selected operating points:",
             "  emad m=0.20: calibrated default; -41.0 % FLOPs net",
             "1 other claim: 1 survived",
@@ -119,6 +119,19 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     assert provenance["versions"]["pytest"] == pytest.__version__
     pages = {"report.md", "index.html"} if find_spec("jinja2") else {"report.md"}
     assert files(project.path / "out" / "deep") == {"report.json"} | pages
+
+
+def test_a_repeated_run_says_how_often_it_ran_before(project: pytest.Pytester, run: Run) -> None:
+    """The same tests, options and weights in one folder: rerunning until green is told."""
+    project.makepyfile(SUITE)
+
+    def earlier(*options: str) -> int:
+        run("--emad-report", "out", "--emad-model", "emad-tiny", *options)
+        return int(report_of(project.path / "out")["run"]["earlier"])
+
+    assert [earlier(), earlier(), earlier("--emad-seed", "5"), earlier("--emad-seed", "5")] == [0, 1, 0, 1]
+    again = run("--emad-report", "out", "--emad-model", "emad-tiny", "--emad-seed", "5")
+    assert "run 3 of the same tests, options and weights in " in " ".join(again.stdout.str().split())
 
 
 MEASURING = """

@@ -132,6 +132,7 @@ RUN = {
     "asked": ["suites"],
     "partial": "",
     "replay": {"folder": "/work", "arguments": ["suites"], "left_out": [], "environment": {}},
+    "earlier": 0,
     "claims_file": None,
     "project": {"root": "/work", "commit": None},
 }
