@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError, call_all
 from emad_ref.files import BadFile
-from emad_ref.models.fast.product_table import share_product_table
 from pytest_emad import hookspecs
 from pytest_emad.measurements.study import BUDGETS
 from pytest_emad.report import schema
@@ -87,9 +86,7 @@ def _prepare(config: pytest.Config) -> None:
     _prepare_benchmarks(config)
     terminal.open_stderr_copy(worker=hasattr(config, "workerinput"))
     config.add_cleanup(terminal.close_stderr_copy)
-    shared = ExitStack()
-    shared.enter_context(share_product_table())  # with xdist's workers and fresh processes for timing
-    config.add_cleanup(shared.close)
+    environment.share_products_with_workers(config)
     _refuse_blocked_plugins(config)
     if environment.requested_suite_arguments(config):
         environment.redirect_plugin_caches(config)

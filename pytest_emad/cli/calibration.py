@@ -261,6 +261,7 @@ def add_calibrate_arguments(sub: argparse.ArgumentParser) -> None:
         "emad calibrate emad-tiny curve.json --documents 20 --every-layer",
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --tokens 100000 --stride 4 --resume",
         "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,top1_probability",
+        "emad calibrate ./llama profile.json --corpus texts.jsonl --corpus-group author",
         "emad calibrate emad-tiny b.json --corpus notes.txt --bins-of a.json --quantiles 0.25 0.5",
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --executor dask://10.0.0.1:8786 --resume",
     )
@@ -367,6 +368,7 @@ def add_lens_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         "emad lens emad-tiny-plain plain.safetensors --corpus world:mixed",
+        "emad lens ./llama llama.safetensors --corpus texts.jsonl --corpus-group author",
         "emad lens emad-tiny-plain low.safetensors --rank 16 --layers 4 8 --exit-gate --steps 400 --rate 1e-3 --seed 1",
         "emad lens ./llama llama.safetensors --corpus wikitext --data ./data --documents 900 --held-out 50000 --resume",
     )

@@ -156,6 +156,9 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         "emad judge ./llama --expect-decoder foreign --waive EMAD-F2='no sessions yet'",
         "emad judge ./llama --tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
         "emad judge ./llama --tasks colours --task-path .",
+        "emad judge ./llama --corpus texts.jsonl --corpus-group author",
+        "emad judge ./llama --decoder http://localhost:8000 --known-gaps gaps.toml",
+        "emad judge ./llama --decoder http://localhost:8000 --acceptance-record curve.yaml,llama,thinking_off,3",
         "emad judge emad-tiny --only EAD-F1 --pair emad-nano,emad-tiny",
         "emad judge emad-tiny --only EAD-F1 --small-model emad-nano --large-model emad-tiny",
     )
@@ -175,4 +178,5 @@ def add_same_arguments(sub: argparse.ArgumentParser) -> None:
         "emad same emad-tiny emad-tiny --decoder-dtype bfloat16 --seed 1",
         "emad same ./llama http://localhost:8000 --decoder-dtype bfloat16 --decoder-timeout 60",
         "emad same ./llama ./llama-merged --device cuda --dtype bfloat16",
+        "emad same ./llama ./llama-merged --corpus texts.jsonl --corpus-group author",
     )

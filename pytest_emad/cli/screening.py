@@ -209,6 +209,7 @@ def add_screen_arguments(sub: argparse.ArgumentParser) -> None:
         "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400 --window 128",
         "emad screen ./llama exit.safetensors --corpus wikitext --data ./data --rise 0.02 --threads 2 --seed 1 -v",
         "emad screen ./llama exit.safetensors --device cuda --dtype bfloat16",
+        "emad screen ./llama exit.safetensors --corpus texts.jsonl --corpus-group author",
     )
 
 
@@ -327,6 +328,7 @@ def add_sweep_arguments(sub: argparse.ArgumentParser) -> None:
     add_examples(
         sub,
         "emad sweep emad-tiny --documents 40",
+        "emad sweep ./llama --corpus texts.jsonl --corpus-group author",
         "emad sweep ./llama --corpus wikitext --data ./data --budget standard --out sweep.csv",
         "emad sweep ./llama --corpus wikitext --data ./data --executor processes:4x2",
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache, partial
 from importlib import metadata
 from itertools import pairwise
@@ -211,6 +212,20 @@ def require_available_models(config: pytest.Config) -> None:
 def require_installed_extras(config: pytest.Config) -> None:
     """Require the extras that the options need, before collection. Raises MissingExtra."""
     get_run_settings(config).study.require_extras()
+
+
+def share_products_with_workers(config: pytest.Config) -> None:
+    """Let xdist's workers and the processes of a run of suites take one table of matrix products, to its end.
+
+    Other runs of pytest import and write nothing; ``emad_model`` shares the table with processes that it starts.
+    """
+    if not requested_suite_arguments(config) and not config.getoption("numprocesses", None):
+        return
+    from emad_ref.models.fast.product_table import share_product_table
+
+    shared = ExitStack()
+    shared.enter_context(share_product_table())
+    config.add_cleanup(shared.close)
 
 
 def format_grouped_corpus(config: pytest.Config) -> list[str]:

@@ -125,10 +125,12 @@ def emad_model(request: pytest.FixtureRequest, emad_settings: RunSettings) -> It
 
     At the end of its tests its weights must hash as at their start.
     """
+    from emad_ref.models.fast.product_table import share_product_table
     from pytest_emad.measurements.model_under_test import open_model
     from pytest_emad.measurements.run_resources import require_unchanged_weights
 
     with ExitStack() as stack:
+        stack.enter_context(share_product_table())
         with stop_run_on_error():
             loaded = stack.enter_context(open_model(request.param, emad_settings.study))
         with require_unchanged_weights(loaded):

@@ -25,7 +25,6 @@ from _pytest.junitxml import xml_key  # pytest has no hook for class names
 
 from emad_ref.errors import escape_unsafe
 from emad_ref.files import BadFile, append_text, read_bytes
-from emad_ref.models.fast.product_table import chosen_products
 from pytest_emad.report.deselection import PREFIX, describe_deselections
 from pytest_emad.report.provenance import (
     ANSWERED,
@@ -253,6 +252,8 @@ class RunRecord:
 
     def build_report(self, exit_status: int | None) -> dict[str, Any]:
         """The current content of ``report.json`` (``report.schema``). A model without a record is listed by name."""
+        from emad_ref.models.fast.product_table import chosen_products  # only on demand
+
         done, providers, requested = exit_status is not None, self._providers, self._requested_tests
         # workers deselect equally, so each test counts once
         deselected = list({entry["nodeid"]: entry for log in self._logs for entry in log["deselected"]}.values())

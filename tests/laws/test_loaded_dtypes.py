@@ -104,18 +104,22 @@ def test_the_precision_that_an_engine_states_is_that_of_from_pretrained(tmp_path
     loaded = load(tmp_path)
     tokens = np.arange(120) % VOCABULARY
     prompt, answer = Prompt(tokens[:104]), tokens[104:]
-    history = torch.from_numpy(tokens[:-1])[None]
+    read, fed = torch.from_numpy(tokens[:104])[None], torch.from_numpy(answer[:-1])[None]
 
     def log_p(of):
         with torch.inference_mode():
-            return log_softmax(of(history).logits[0, -len(answer) :].double().numpy(), axis=-1)
+            first = of(read, use_cache=True)
+            rest = of(fed, past_key_values=first.past_key_values)
+            logits = torch.cat([first.logits[0, -1:], rest.logits[0]]).double().numpy()
+            return log_softmax(logits, axis=-1)
 
     expected, every = log_p(loaded.model), np.tile(np.arange(VOCABULARY), (len(answer), 1))
     theirs = log_p(type(model).from_pretrained(tmp_path, dtype=torch.bfloat16).eval())
     row = TokenLogProbs(answer, every, expected)
-    wanted = engine._compare(TokenLogProbs(answer, every, theirs), expected)[:2]
+    wanted = engine._compare(theirs, expected)
     answers = object.__new__(engine.EngineAnswers)
     answers._subject = SimpleNamespace(loaded=loaded, stepper=loaded.stepper)
-    answers.__dict__["_varied"] = [prompt]
-    found = answers._twin("bfloat16", [row], [expected])
-    np.testing.assert_allclose(found, np.array(wanted) / engine.NEW, rtol=1e-9)
+    answers._twins = {}
+    answers.__dict__ |= {"_varied": [prompt], "_reading": SimpleNamespace(shown=[row], known=[expected])}
+    found = [column.values.item() for column in answers._twin("bfloat16")]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)

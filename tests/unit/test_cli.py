@@ -718,7 +718,7 @@ def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tm
 
     monkeypatch.setattr(model_under_test, "iterate_corpus_documents", watched)
     assert swept("--corpus", "world:mixed", "--data", tmp_path) == 0
-    assert read == [("world:mixed", split, {"seed": 0, "data": tmp_path}) for split in JUDGED]
+    assert read == [("world:mixed", split, {"seed": 0, "data": tmp_path, "corpus_group": None}) for split in JUDGED]
 
 
 def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):

@@ -87,8 +87,9 @@ def test_every_argument_has_help_and_stands_in_an_example(name):
 @pytest.mark.parametrize(("name", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_every_example_is_taken_by_the_parser_it_stands_under(name, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for file in ("profile.json", "tiny.exit", "exit.safetensors", "mine.toml", "notes.txt"):
+    for file in ("profile.json", "tiny.exit", "exit.safetensors", "mine.toml", "notes.txt", "texts.jsonl", "gaps.toml"):
         (tmp_path / file).touch()
+    (tmp_path / "curve.yaml").write_text("llama:\n  thinking_off:\n    3: 3.08\n", encoding="utf-8")
     for folder in ("data", "golden", "llama"):
         (tmp_path / folder).mkdir()
     (tmp_path / "emad").touch(mode=0o755)
