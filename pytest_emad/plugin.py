@@ -78,7 +78,7 @@ def _prepare(config: pytest.Config) -> None:
             environment.require_valid_waivers,
             environment.require_available_models,
             environment.require_installed_extras,
-            environment.format_grouped_corpus,
+            environment.require_grouped_corpus,
         )
         call_all(partial(require, config) for require in checks)
     except EmadError as error:
@@ -170,9 +170,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 def _header(config: pytest.Config) -> list[str]:
     decoder = format_judged_decoder_names(decoder_providers.provider_answer_counts(config))
-    busy = config.stash.get(_BUSY, "")
-    grouped = environment.format_grouped_corpus(config)
-    return [*format_header(get_run_settings(config), decoder), *grouped, *([busy] if busy else [])]
+    further = [config.stash.get(key, "") for key in (environment.GROUPED, _BUSY)]
+    return [*format_header(get_run_settings(config), decoder), *filter(None, further)]
 
 
 @pytest.hookimpl(tryfirst=True)

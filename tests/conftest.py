@@ -85,18 +85,15 @@ def choose_each_value(sets: Sequence[set[tuple[int, str]]]) -> set[int]:
     return chosen
 
 
-def pytest_collection_finish() -> None:
-    """Freeze imported and collected objects, which stay to the end, so that later garbage collections skip them."""
-    gc.collect()
-    gc.freeze()
-
-
 _frozen_before = set[Path]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Freeze also what a module's fixtures load: whatever times a decoder collects garbage before."""
+    """Freeze what is imported, collected and loaded by a module's fixtures, so that later garbage collections skip it.
+
+    Whatever times a decoder collects garbage before.
+    """
     if item.path not in _frozen_before:
         _frozen_before.add(item.path)
         gc.collect()

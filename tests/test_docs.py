@@ -25,6 +25,7 @@ from emad_ref.models.loading import load
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, TokenLog
 from pytest_emad import hardware, reproduce
+from pytest_emad.claims.engines import QUESTIONS as ENGINE_QUESTIONS
 from pytest_emad.cli import VERBS, build_parser
 from pytest_emad.run.option_table import OPTIONS
 from pytest_emad.run.options import get_run_settings
@@ -100,7 +101,7 @@ def test_each_audit_and_engine_row_has_a_sample_of_its_failure() -> None:
             samples += 1
     audits = PAGES["docs/decoder.md"].partition("## Audits")[2].partition("\n## ")[0]
     listed = {name for cell in re.findall(r"^\| ([^|]+) \|", audits, re.MULTILINE) for name in cell.split(", ")}
-    engines = {name for name in load_register() if name.startswith("ENG-")}
+    engines = {question.claim for question in ENGINE_QUESTIONS}
     assert (listed - {"audit", "---"}) | engines <= told
     assert samples > 15, "the samples were not found"
 

@@ -237,8 +237,8 @@ def _reduce_failure(
 ) -> tuple[AuditRefutedError, str, Mapping[str, Any]]:
     """The complaint of the simplest failing case near the first one, its text with that case, and its history.
 
-    If the case ``right``, which was answered well before, now fails, too, the decoder has died or is spoilt: then every
-    simpler case fails, and the first failing one is told as it is.
+    ``right``: a case that was answered well before. If it fails now, the decoder has died, and every simpler case would
+    fail too. Then the first failing case is returned, not the simplest.
     """
     number, complaint, simplest = failed[0]
     left, name = MOST_REDUCTIONS, "Simplest case"

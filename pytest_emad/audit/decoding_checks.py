@@ -12,7 +12,14 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, require_shape
+from pytest_emad.audit.finding import (
+    MIN_DISCRIMINATING,
+    AuditRefutedError,
+    Finding,
+    Tally,
+    add_likely_cause,
+    require_shape,
+)
 from pytest_emad.audit.likely_cause import likely_stops
 from pytest_emad.audit.reference_logits import PrefixCachingLens, ProbeReadoutWork, is_decided_by_full_heads, is_tied
 from pytest_emad.audit.tolerances import TRACE_ROUNDING, max_log_prob_error
@@ -161,7 +168,7 @@ def extract_trajectories(
         if emission != expected:
             cause = likely_stops(np.asarray(emitted), stop, reason, max_new)
             complaint = f"row {row}: {emission}, but max_new={max_new} and the stop tokens give {expected}"
-            raise AuditRefutedError(f"{complaint}; {cause}" if cause else complaint, likely_cause=cause)
+            raise AuditRefutedError(add_likely_cause(complaint, cause), likely_cause=cause)
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
 

@@ -60,6 +60,11 @@ class LikelyCause:
         return f"{self.guess}: {self.remedy}"
 
 
+def add_likely_cause(complaint: str, cause: LikelyCause | None) -> str:
+    """``complaint``, followed by its likely cause, if there is one."""
+    return complaint if cause is None else f"{complaint}; {cause}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """``passed`` None = inconclusive; ``n`` positions compared; ``ties`` differences excused among them.

@@ -14,7 +14,13 @@ from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
-from pytest_emad.audit.finding import Finding, FirstDifference, require_shape, tie_share_limit_and_tolerance
+from pytest_emad.audit.finding import (
+    Finding,
+    FirstDifference,
+    add_likely_cause,
+    require_shape,
+    tie_share_limit_and_tolerance,
+)
 from pytest_emad.audit.likely_cause import likely_precision
 from pytest_emad.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied
 from pytest_emad.audit.tolerances import max_logit_error, max_tied_gap, measured_tolerance
@@ -93,7 +99,7 @@ def check_same_tokens(
             position = len(prompt.tokens) + at - 1
             difference = FirstDifference(position, int(actual[row][at]), int(expected[row][at]), apart)
             cause = likely_precision(apart, logits) if point is None else None
-            finding = Finding("same tokens", False, f"{complaint}; {cause}" if cause else complaint, total, ties)
+            finding = Finding("same tokens", False, add_likely_cause(complaint, cause), total, ties)
             return replace(finding, difference=difference, likely_cause=cause)
         ties += 1
     if ties > limit * total:

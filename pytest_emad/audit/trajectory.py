@@ -19,7 +19,14 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, FirstDifference, LikelyCause, Tally
+from pytest_emad.audit.finding import (
+    MIN_DISCRIMINATING,
+    AuditRefutedError,
+    FirstDifference,
+    LikelyCause,
+    Tally,
+    add_likely_cause,
+)
 from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import (
     Lens,
@@ -296,7 +303,9 @@ class Judge:
             prompt, logits = trajectory.tokens[: trajectory.first + 1], emitted_logits(reference, trajectory)
             if not (cause := likely_cause(self.lens, prompt, emitted, logits[refuted.at], refuted.at)):
                 raise
-            raise RefutedPositionError(f"{refuted}; {cause}", refuted.at, likely_cause=cause) from refuted
+            raise RefutedPositionError(
+                add_likely_cause(str(refuted), cause), refuted.at, likely_cause=cause
+            ) from refuted
 
     def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)

@@ -228,18 +228,22 @@ def share_products_with_workers(config: pytest.Config) -> None:
     config.add_cleanup(shared.close)
 
 
-def format_grouped_corpus(config: pytest.Config) -> list[str]:
-    """The header line of ``--emad-corpus-group``: how the corpus is dealt; none without groups.
+GROUPED = pytest.StashKey[str]()  # how documents are dealt by ``--emad-corpus-group``, a line of the header
+
+
+def require_grouped_corpus(config: pytest.Config) -> None:
+    """Read the corpus of ``--emad-corpus-group`` once, for ``GROUPED``.
 
     Raises:
         BadArgument: no corpus of .jsonl files, or a line without its group.
     """
     study = get_run_settings(config).study
     if study.corpus_group is None or hasattr(config, "workerinput"):
-        return []
+        return
     from emad_ref.text.corpora import describe_dealt_groups  # imports NumPy, so only on demand
 
-    return [escape_unsafe(f"emad: {describe_dealt_groups(study.corpus or 'a corpus by model', study.corpus_group)}")]
+    dealt = describe_dealt_groups(study.corpus or "a corpus by model", study.corpus_group)
+    config.stash[GROUPED] = escape_unsafe(f"emad: {dealt}")
 
 
 def requested_suite_parts(config: pytest.Config) -> list[str]:

@@ -122,7 +122,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
 
 
 def test_a_repeated_run_says_how_often_it_ran_before(project: pytest.Pytester, run: Run) -> None:
-    """The same tests, options and weights in one folder: rerunning until green is told."""
+    """A report counts the earlier runs of the same tests, options and weights in its folder."""
     project.makepyfile(SUITE)
 
     def earlier(*options: str) -> int:

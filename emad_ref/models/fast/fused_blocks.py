@@ -278,10 +278,11 @@ class PackedLinear:
         """
         if self._joined is None:
             return None
-        weight = self._joined[0]
-        bound = weight.numel() >= LARGE_WEIGHT and is_weight_bound(states, weight)
-        if states.dim() > 1 and (torch.is_grad_enabled() or not bound):
-            return None
+        if states.dim() > 1:
+            weight = self._joined[0]
+            large = weight.numel() >= LARGE_WEIGHT
+            if not large or torch.is_grad_enabled() or not is_weight_bound(states, weight):
+                return None
         places = [own[name].data_ptr() for name in self._names for own in self._owns]
         if places != self._places:
             self._joined, self._places = (

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from emad_ref.models.fast.blas_operator import blas_matmul
 from emad_ref.models.fast.product_table import choose_product
-from emad_ref.models.fast.weight_layout import LARGE_WEIGHT, RUN_GAP, make_aligned_allocator
+from emad_ref.models.fast.weight_layout import RUN_GAP, make_aligned_allocator
 
 MOST_ROWS = 256  # of a measured product; with more, arithmetic takes the time, and libraries differ little
 COLD_BYTES = 2**26  # of weights that a measurement goes through: more than a process's share of a last cache
@@ -60,13 +60,19 @@ class ProductClass(NamedTuple):
 
 
 def is_weight_bound(states: Tensor, weight: Tensor) -> bool:
-    """Whether few tokens, ``states`` [..., in], meet a large ``weight`` [out, in] in float32 on a CPU."""
-    large = weight.numel() >= LARGE_WEIGHT and weight.is_cpu and weight.dtype == torch.float32
-    return large and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
+    """Whether few tokens, ``states`` [..., in], meet a large ``weight`` [out, in] in float32 on a CPU.
+
+    Callers ask for ``weight_layout.LARGE_WEIGHT`` numbers before: small weights are met at every product.
+    """
+    fits = weight.is_cpu and weight.dtype == torch.float32
+    return fits and 0 < states.numel() <= MOST_ROWS * weight.shape[1]
 
 
 def find_faster_product(states: Tensor, weight: Tensor) -> Product | None:
-    """The product of ``states`` [..., in] with ``weight`` [out, in] that beats PyTorch's own; None without one."""
+    """The product of ``states`` [..., in] with ``weight`` [out, in] that beats PyTorch's own; None without one.
+
+    ``weight`` is a large one (``is_weight_bound``).
+    """
     if not is_weight_bound(states, weight) or torch.is_grad_enabled() or (layout := _layout(weight)) is None:
         return None
     outputs, inputs = weight.shape
