@@ -3,7 +3,8 @@
 
 The files git knows (tracked, and untracked but not ignored) are copied to an empty folder. There each command that
 README.md marks with ``<!-- main-job -->`` or ``<!-- tests -->`` runs as it stands, in an environment of its own, so
-that the main job cannot lean on what only the tests install. Exit status 1 if any command fails.
+that the main job cannot lean on what only the tests install. All environments are made side by side, since pip uses one
+core; then the last command of each job runs alone, since the main job times. Exit status 1 if any command fails.
 
     .ci/run              both commands, and ``newest``
     .ci/run main-job     one of them
@@ -26,6 +27,8 @@ import sys
 import tempfile
 import tomllib
 import venv
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,16 +77,27 @@ def copy_sources(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def run(text: str, folder: Path) -> int:
-    """Run one block in a copy of the sources, where ``python`` is this interpreter with a bare pip beside it."""
+def split_job(text: str) -> tuple[str, str]:
+    """The commands of a block before its last one, a line each, and the last one."""
+    *before, last = text.strip().replace(" && ", "\n").splitlines()
+    return "\n".join(before), last
+
+
+def prepare(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the first commands of a job in a copy of the sources, and keep what they print."""
     venv.create(folder / "python", with_pip=True)
     copy_sources(folder / "checkout")
+    return run(text, folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def run(text: str, folder: Path, **streams: int) -> subprocess.CompletedProcess[str]:
+    """Run commands in the copy of the sources, where ``python`` is this interpreter with a bare pip beside it."""
     environment = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
     environment["PATH"] = f"{folder / 'python' / 'bin'}{os.pathsep}{environment['PATH']}"
     environment["PIP_COMPILE"] = "0"  # a run imports part of what it installs; compiling all of it takes a third
     return subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", text], cwd=folder / "checkout", env=environment
-    ).returncode
+        ["bash", "-euxo", "pipefail", "-c", text], cwd=folder / "checkout", env=environment, text=True, **streams
+    )
 
 
 def install_bubblewrap() -> None:
@@ -117,11 +131,18 @@ def main(arguments: list[str]) -> int:
     failed = []
     for mark, text in commands.items():
         print(f"=== {mark}\n{text}", flush=True)
-        if only_print:
-            continue
-        with tempfile.TemporaryDirectory(prefix="emad-ci-") as folder:
-            if status := run(text, Path(folder)):
-                failed.append(f"{mark} (exit status {status})")
+    if only_print:
+        return 0
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-ci-"))) for _ in commands]
+        firsts, lasts = zip(*map(split_job, commands.values()), strict=True)
+        with ThreadPoolExecutor() as pool:
+            prepared = list(pool.map(prepare, firsts, folders))
+        for mark, last, folder, before in zip(commands, lasts, folders, prepared, strict=True):
+            print(f"=== {mark}\n{before.stdout}", end="", flush=True)
+            done = before if before.returncode else run(last, folder)
+            if done.returncode:
+                failed.append(f"{mark} (exit status {done.returncode})")
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     return int(bool(failed))

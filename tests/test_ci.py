@@ -23,7 +23,7 @@ python -c "import sys; print('main', sys.prefix != sys.base_prefix, sys.dont_wri
 ```
 <!-- tests -->
 ```
-test ! -e left && test ! -e ignored && test -e untracked && python -m pip --version
+python -m pip --version && test ! -e left && test ! -e ignored && test -e untracked
 ```
 """
 
