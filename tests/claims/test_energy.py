@@ -157,7 +157,9 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
     assert set(asked_of) == {(1, 4), (4, 4)}
 
 
-@pytest.mark.parametrize(("budget", "pairs"), [("smoke", 6), ("standard", 60), ("full", 100)])
+@pytest.mark.parametrize(
+    ("budget", "pairs"), [("smoke", 6), ("standard", 60), pytest.param("full", 100, marks=pytest.mark.slow)]
+)
 def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int, monkeypatch: pytest.MonkeyPatch):
     evidence = ModelMeasurements(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), RunResources())
     evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point

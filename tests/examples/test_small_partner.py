@@ -33,6 +33,7 @@ def divergence(module: ModuleType, student: torch.nn.Module, windows: torch.Tens
         return float(module.loss_of(student, windows, taught, torch.Generator().manual_seed(0))[1])
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_calibration_text_and_is_a_partner(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,6 +293,7 @@ def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_prin
     assert "quiet: False" in run_apart(*begun).outlines
 
 
+@pytest.mark.slow
 def test_the_suites_run_without_pytest_benchmark(run_apart: Run) -> None:
     """Its marker is still registered; only its table is missing."""
     result = run_apart("--collect-only", "-q", environment.SUITES[0] / "cost", "--emad-model", "emad-nano")

@@ -90,7 +90,7 @@ def test_where_hypothesis_stores():
 """
 
 
-@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("cache", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_of_the_suites_leaves_nothing_beside_pytests_cache(
     project: pytest.Pytester, wheel_layout: Path, cache: bool
 ) -> None:

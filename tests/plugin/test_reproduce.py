@@ -272,6 +272,7 @@ def test_tests_that_measure_run_last_and_a_killed_worker_costs_its_unit_only(
     assert capsys.readouterr().out.count("judged before, status 0") == 4
 
 
+@pytest.mark.slow
 def test_installed_suites_are_judged_by_their_package_name(wheel_layout: Path, project: pytest.Pytester) -> None:
     words = ["--out", "out", "--suites", "pytest_emad.suites", "--budget", "smoke", "random:pythia-70m"]
     done = project.run(sys.executable, "-m", "pytest_emad.reproduce", *words)

@@ -554,6 +554,7 @@ def test_a_waiver_is_given_once(suites: Path, run: Run) -> None:
 # ---------------------------------------------------------------- subprocesses
 
 
+@pytest.mark.slow
 def test_what_workers_left_out_is_named(wheel_layout: Path, project: pytest.Pytester) -> None:
     project.makeconftest(FOREIGN)
     arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-n", "2", "--emad-report", "out"]

@@ -197,6 +197,7 @@ def test_updates_are_refused_under_xdist(project: pytest.Pytester, run_apart: Ru
     assert "but expected one process; run again with -n 0" in result.stderr.str()
 
 
+@pytest.mark.slow
 def test_installed_suites_run_by_pyargs(wheel_layout: Path, project: pytest.Pytester) -> None:
     arguments = ["-p", "no:cacheprovider", "--pyargs"]
     project.runpytest_subprocess(*arguments, "pytest_emad.suites").assert_outcomes(passed=2)
@@ -231,7 +232,7 @@ def pytest_sessionfinish(session):
 """
 
 
-@pytest.mark.parametrize(("seconds", "named"), [(8, True), (1, False)])
+@pytest.mark.parametrize(("seconds", "named"), [(8, True), pytest.param(1, False, marks=pytest.mark.slow)])
 def test_a_thread_that_keeps_the_process_alive_is_named(
     project: pytest.Pytester, run_apart: Run, seconds: int, named: bool
 ) -> None:

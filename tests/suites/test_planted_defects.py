@@ -142,11 +142,10 @@ def test_a_prefix_cache_may_fill_up(loaded: LoadedModel, known: dict[str, Any]) 
 
 
 FIRST = {(planted.test, planted.says): name for name, planted in reversed(PLANTED.items())}
-# a K/V cache, a rollback, a prefix cache, a stop set, the window's end, seeds, a stream at an exit point
+# a K/V cache, a rollback, a stop set, the window's end, seeds, a stream at an exit point
 PAIRS_IN_CI = (
     "kv-stale-in-later-rows",
     "pair-rollback-beyond-16",
-    "pair-prefix-of-16",
     "pair-stops-of-16",
     "pair-padded-as-first",
     "pair-seed-of-first-row",

@@ -55,6 +55,7 @@ def test_that_asks_again(emad_evidence):
 """
 
 
+@pytest.mark.slow
 def test_the_reference_decoder_behind_a_pipe_passes_a_suite(judge: Run) -> None:
     decoder = f"exec:{sys.executable} -m pytest_emad serve emad-tiny"
     result = judge("invariants/test_depth.py", "invariants/test_session_machine.py", model="emad-tiny", decoder=decoder)

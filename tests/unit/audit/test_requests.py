@@ -76,7 +76,14 @@ class Wraps(CachedDecoder):
             raise RuntimeError("the request failed") from error
 
 
-@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder, DeclinesForcedDepth, Wraps])
+@pytest.mark.parametrize(
+    "made",
+    [
+        CachedDecoder,
+        DeclinesForcedDepth,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (ForeignDecoder, Wraps)),
+    ],
+)
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> None:
     finding = checked(check, made)
