@@ -152,7 +152,7 @@ def make_decoder_factory_over(other: LoadedModel) -> Callable[[Request], Decoder
 
     def make(request: Request) -> Decoder:
         shared_vocabulary_size(get_judge_model() or request.model.load(), other)
-        if request.own_rule or not request.point.has_fixed_depth or request.point.ceiling < request.point.layers:
+        if request.own_rule or not request.point.is_full_depth:
             raise Unsupported("another model is compared at full depth alone")
         at_full_depth = replace(request, point=full_depth(other.stepper.layers))
         return _reference_decoder(at_full_depth, other)

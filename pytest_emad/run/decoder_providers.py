@@ -176,7 +176,7 @@ def _sole_provider(config: pytest.Config) -> str | None:
 def features_required_by_request(request: Request) -> tuple[str, ...]:
     """Features that ``request`` needs beyond greedy full depth: exits, sampling, and fields of the point by name."""
     point = request.point
-    if point.has_fixed_depth and point.ceiling == point.layers:
+    if point.is_full_depth:
         exits: list[str] = []
     else:
         given = [field for field in fields(point) if field.default is not MISSING and field.name not in PLAIN_FIELDS]
