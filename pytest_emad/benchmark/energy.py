@@ -789,7 +789,7 @@ class DecoderEnergyCounter:
     device = "the decoder's device"
 
     def __init__(self, decoder: Any):
-        self._decoder, self._last_mj = decoder, 0
+        self._decoder, self._last_mj, self._fallen = decoder, 0, ""
 
     def energy_mj(self) -> int:
         try:
@@ -799,9 +799,11 @@ class DecoderEnergyCounter:
         if not (is_number(joules) and 0 <= joules < math.inf):
             raise CounterUnreadable(f"energy_j() is {joules!r:.40}, but expected a finite number of joules ≥ 0")
         now_mj = round(1000 * joules)
-        if now_mj < self._last_mj:
+        if now_mj < self._last_mj and not self._fallen:
             fallen = f"from {self._last_mj / 1000:g} J to {joules:g} J"
-            raise CounterUnreadable(f"the energy counter went back {fallen}: it was reset; measure again")
+            self._fallen = f"the energy counter went back {fallen}: it was reset; measure again"
+        if self._fallen:
+            raise CounterUnreadable(self._fallen)
         self._last_mj = now_mj
         return now_mj
 

@@ -14,7 +14,7 @@ from emad_ref.models.bundled import BUNDLED_PAIR
 from pytest_emad.measurements import option_values
 from pytest_emad.measurements.acceptance_record import parse_acceptance_record
 from pytest_emad.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S
-from pytest_emad.remote.address import ADDRESS_FORMS, parse_address
+from pytest_emad.remote.address import ADDRESS_FORMS, parse_address, parse_url
 from pytest_emad.report.tiers import TIERS
 from pytest_emad.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS
 from pytest_emad.tasks.sandbox import CODE_EXECUTION
@@ -152,6 +152,14 @@ OPTIONS: tuple[PluginOption, ...] = (
         None,
         f"decoder in another process instead of a plugin: {ADDRESS_FORMS} (docs/wire.md)",
         "ADDRESS",
+    ),
+    PluginOption(
+        "decoder-baseline",
+        parse_url,
+        None,
+        "server of the same engine without its exit rule: it answers requests at full depth, the server of "
+        "--emad-decoder those under its rule, and ENG-7 compares the two, also under load (docs/engines.md)",
+        "URL",
     ),
     PluginOption(
         "decoder-timeout",
