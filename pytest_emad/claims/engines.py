@@ -41,7 +41,7 @@ from pytest_emad.statistics.legs import (
     unmeasured_leg,
     verdict_from_errors_and_tolerance,
 )
-from pytest_emad.statistics.rates import estimate_perplexity_rise, mean_rate
+from pytest_emad.statistics.rates import estimate_perplexity_rise, estimate_ratio_to_sample, mean_rate
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByDocument, ByPair
 from pytest_emad.statistics.verdicts import Leg, Verdict
@@ -128,13 +128,14 @@ def _list_means(columns: Mapping[str, ByDocument], positions: ByDocument, asked:
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
     """ENG-5: whether the mean acceptance length, 1 + accepted / rounds, is at least a ``share`` of that on record.
 
-    The record is the curve's of ``--emad-acceptance-record``, else the register's ``length``; both count as exact. The
-    share of rounds that accept each drafted position is listed; without a record (``length`` 0) also the length.
+    The record is that of ``--emad-acceptance-record``, else the register's ``length``. A curve and the register count
+    as exact. An earlier run is a second sample, and the leg is the ratio of both lengths. The share of rounds that
+    accept each drafted position is listed; without an exact record also the length.
     """
     record = found.record
     recorded = asked.claim.thresholds["length"] if record is None else record.length
     positions = sum(bool(each.values.any()) for each in found.accepted) if found.by_position else 0
-    if record is not None and positions > record.drafted:
+    if record is not None and 0 < record.drafted < positions:
         return asked.not_applicable(f"the engine drafts {positions} tokens, but the record is of {record.source}")
     least = asked.claim.thresholds["share"] * recorded
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
@@ -145,8 +146,16 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         )
         for at, accepted in enumerate(found.accepted if found.by_position else (), start=1)
     ]
+    sample = None if record is None else record.interval
+    if not recorded or sample is not None:
+        beside.insert(0, build_measured_estimate_leg("acceptance length", length))
     if not recorded:
-        return asked.decide_tests([], [build_measured_estimate_leg("acceptance length", length), *beside])
+        return asked.decide_tests([], beside)
+    if record is not None and sample is not None:
+        share = asked.claim.thresholds["share"]
+        ratio = estimate_ratio_to_sample(length, recorded, sample, record.documents, threshold=share)
+        name = f"length over that on record, {recorded:.4g} ({record.source}, n = {record.documents})"
+        return asked.decide_tests([asked.make_leg_test(name, ratio, "below", share)], beside)
     exact = "" if record is None else f" ({record.source} drafted; no n, so taken as exact)"
     name = f"acceptance length, {recorded:.4g} on record{exact}"
     return asked.decide_tests([asked.make_leg_test(name, length, "below", least)], beside)
