@@ -7,12 +7,13 @@ answers.
 
 A rule that saves time alone may lose it among others, where batches share what it skips (vllm#49548).
 
-The joules of a decoder that counts its own (``energy_j``) are those of further waves, in one window for each arm.
+The joules of a decoder that counts its own (``energy_j``) are those of one window for each arm, which sends the waves
+again. A cache of prompts makes these cheaper, in both arms alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -34,7 +35,6 @@ from pytest_emad.statistics.units import ByPair
 
 IN_FLIGHT = (1, 4, 16)
 WAVES = 20  # of each number of requests in flight
-PROMPTS = WAVES * sum(IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,23 @@ LoadByRequests = Mapping[int, LoadEvidence]  # number of requests in flight → 
 
 
 def measure_load(
-    decoders: Mapping[str, Decoder], prompts: Sequence[Prompt], new: int, rng: np.random.Generator
+    decoders: Mapping[str, Decoder],
+    draw_prompts: Callable[[int], Sequence[Prompt]],
+    warm_up: Prompt,
+    new: int,
+    rng: np.random.Generator,
 ) -> LoadByRequests | Absent:
-    """Times of each of ``IN_FLIGHT``, with ``prompts`` in turn; Absent: a decoder takes one request at a time.
+    """Times of each of ``IN_FLIGHT``; Absent: a decoder takes one request at a time.
+
+    ``draw_prompts`` returns at most so many prompts, which are sent in turn. ``warm_up`` is sent first, for no time.
 
     Raises:
         AuditRefutedError: an answer has other than ``new`` tokens.
     """
-    is_streamed = _find_streaming(decoders, prompts[0], new)
+    is_streamed = _find_streaming(decoders, warm_up, new)
     if isinstance(is_streamed, Absent):
         return is_streamed
-    left, found = cycle(prompts), {}
+    left, found = cycle(draw_prompts(WAVES * sum(IN_FLIGHT))), {}
     counters = {arm: _open_counter(decoder) for arm, decoder in decoders.items()}
     for at_once in IN_FLIGHT:
         waves = [list(islice(left, at_once)) for _ in range(WAVES)]

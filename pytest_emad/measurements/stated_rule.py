@@ -38,7 +38,7 @@ from emad_ref.record import Ints
 from pytest_emad.audit.finding import AuditRefutedError
 from pytest_emad.audit.log_probs import own_log_probs
 from pytest_emad.benchmark.clock import collect_garbage, time_call, timing_setup
-from pytest_emad.measurements.load import PROMPTS, LoadByRequests, measure_load
+from pytest_emad.measurements.load import LoadByRequests, measure_load
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument, ByPair
 
@@ -120,7 +120,7 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
             if not watched and order[0] == "full" and len(generate_s) < GENERATED and not _all_seen(runs):
                 generate_s.append(_generate_seconds(subject, prompt))
         _require_own_answers(seconds["rule"], set(first["rule"]))
-        load = measure_load(decoders, _load_prompts(subject, prompts), NEW, rng)
+        load = measure_load(decoders, partial(_new_prompts, subject, prompts), prompts[0], NEW, rng)
     loss = {
         arm: np.array([_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)])
         for arm in ARMS
@@ -145,10 +145,10 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
     )
 
 
-def _load_prompts(subject: ModelUnderTest, asked: Sequence[Prompt]) -> list[Prompt]:
-    """Prompts that no arm has read; those that were ``asked``, if there are no more documents."""
+def _new_prompts(subject: ModelUnderTest, asked: Sequence[Prompt], most: int) -> list[Prompt]:
+    """At most ``most`` prompts that no arm has read; those that were ``asked``, if there are no more documents."""
     longest = max(len(prompt.tokens) for prompt in asked)
-    return subject.make_opening_prompts(len(asked) + PROMPTS, longest)[len(asked) :] or list(asked)
+    return subject.make_opening_prompts(len(asked) + most, longest)[len(asked) :] or list(asked)
 
 
 def _answer(decoder: Decoder, prompt: Prompt) -> Ints:

@@ -99,7 +99,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LoadByRequests | 
         monkeypatch.setattr(load, "time_call", partial(load.time_call, **clocked))
         monkeypatch.setattr(load, "measure_energy_window", partial(load.measure_energy_window, clock=board.clock))
         arms = {"full": Served(board, linear(0.1)), "rule": rule(board, seconds)}
-        found = measure_load(arms, PROMPTS, NEW, np.random.default_rng(0))
+        found = measure_load(arms, lambda most: PROMPTS[:most], PROMPTS[0], NEW, np.random.default_rng(0))
         if rule is Served:
             assert arms["full"].asked == arms["rule"].asked, "the same prompts"
             assert [len(wave) for wave in arms["full"].asked[1:]] == [n for n in IN_FLIGHT for _ in range(WAVES)]
@@ -199,7 +199,8 @@ def test_two_servers_are_two_arms(monkeypatch: pytest.MonkeyPatch) -> None:
             stack.enter_context(subject.open_decoder(subject.full_depth_point, own_rule=own_rule))
             for own_rule in (False, True)
         )
-        found = measure_load({"full": full, "rule": rule}, PROMPTS, NEW, np.random.default_rng(0))
+        arms = {"full": full, "rule": rule}
+        found = measure_load(arms, lambda most: PROMPTS[:most], PROMPTS[0], NEW, np.random.default_rng(0))
         assert rule.stated.speedup == 1.0  # type: ignore[attr-defined]
         assert getattr(full, "stated", None) is None
         assert distant.request_counts["requests"] == len(under_rule.bodies) + len(without.bodies)
