@@ -462,6 +462,11 @@ class OperatingPoint(NotebookReprMixin):
         return not self.probes and self.schedule not in RULELESS
 
     @property
+    def is_full_depth(self) -> bool:
+        """Whether every token runs all layers of the model."""
+        return self.has_fixed_depth and self.ceiling == self.layers
+
+    @property
     def readout_layers(self) -> tuple[int, ...]:
         """Layers at which a replay compares or emits readouts, ascending."""
         lowest = self.ceiling if self.floor is None else self.floor

@@ -385,6 +385,9 @@ class Decoder(Protocol):
 
     A decoder that speculates may have ``draft_counts()``, which returns ``DraftCounts`` or raises Unsupported.
 
+    A decoder that counts the energy of its device may have ``energy_j()``, which returns joules since a moment of its
+    own, or raises Unsupported.
+
     A decoder that streams has ``token_arrivals(prompts, max_new, stop, stream)``, which sends one request per prompt,
     all at once, and returns ``TokenArrivals`` for each; ``stream`` False requests whole answers. It may have
     ``abort_stream(prompt, max_new, after)``, which begins a stream and aborts it after ``after`` tokens. A decoder that

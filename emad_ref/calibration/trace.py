@@ -180,7 +180,7 @@ class Trace:
         Raises:
             BadArgument: such a point.
         """
-        full = point.has_fixed_depth and point.ceiling == self.layers
+        full = point.is_full_depth
         if point.lens != self.lens and not full:
             expected = f"{self.lens!r:.20}, the lens of this trace"
             raise BadArgument("point.lens", point.lens, expected, "take one through its lens: take_trace(lens=…)")

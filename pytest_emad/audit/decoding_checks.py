@@ -17,7 +17,6 @@ from pytest_emad.audit.finding import (
     AuditRefutedError,
     Finding,
     Tally,
-    add_likely_cause,
     require_shape,
 )
 from pytest_emad.audit.likely_cause import likely_stops
@@ -168,7 +167,7 @@ def extract_trajectories(
         if emission != expected:
             cause = likely_stops(np.asarray(emitted), stop, reason, max_new)
             complaint = f"row {row}: {emission}, but max_new={max_new} and the stop tokens give {expected}"
-            raise AuditRefutedError(add_likely_cause(complaint, cause), likely_cause=cause)
+            raise AuditRefutedError(complaint, likely_cause=cause)
         rows.append(_row_trajectory(tally, record, row, prompt.tokens, emitted, point))
     return rows
 

@@ -23,6 +23,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from emad_ref.errors import EmadError
+from emad_ref.record import Floats
 
 TIE_LIMIT = 0.01
 MIN_DISCRIMINATING = 5  # discriminating positions below which a check has no power
@@ -39,6 +40,12 @@ class FirstDifference:
     emitted: int
     expected: int
     gap_nats: float
+
+    @classmethod
+    def from_logits(cls, position: int, one: int, other: int, logits: Floats) -> FirstDifference:
+        """The difference of two tokens by ``logits`` [V] after ``position``: the likelier one is the expected one."""
+        emitted, expected = sorted((one, other), key=lambda token: float(logits[token]))
+        return cls(position, emitted, expected, float(logits[expected] - logits[emitted]))
 
     def __str__(self) -> str:
         tokens = f"token {self.emitted} where {self.expected} leads by {self.gap_nats:.2g} nats"
@@ -106,8 +113,8 @@ class AuditRefutedError(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
     ``Finding.require`` raises it with the finding, for code that depends on a check. ``step``: number of the step of a
-    history that it is about; 0: unknown. ``difference`` and ``likely_cause``: of the complaint, or of the one that it
-    was raised from.
+    history that it is about; 0: unknown. ``difference`` and ``likely_cause``: of the complaint, of ``finding``, or of
+    the one that it was raised from. The message ends with ``likely_cause``, as a finding's detail does.
     """
 
     def __init__(
@@ -120,7 +127,9 @@ class AuditRefutedError(EmadError):
     ):
         self.finding, self.step = finding, step
         self.difference, self.likely_cause = difference, likely_cause
-        super().__init__(complaint)
+        if finding is not None:
+            self.difference, self.likely_cause = finding.difference, finding.likely_cause
+        super().__init__(add_likely_cause(complaint, likely_cause))
 
     @property
     def chain(self) -> list[AuditRefutedError]:

@@ -14,7 +14,7 @@ from scipy.special import log_softmax
 
 from emad_ref.protocol import Decoder, Prompt, TokenLogProbs
 from emad_ref.record import Floats, Ints
-from pytest_emad.audit.finding import AuditRefutedError, Finding, add_likely_cause, prefix_raised_complaints
+from pytest_emad.audit.finding import AuditRefutedError, Finding, prefix_raised_complaints
 from pytest_emad.audit.likely_cause import likely_precision
 from pytest_emad.audit.tolerances import find_first_excess, max_log_prob_error
 from pytest_emad.audit.trajectory import DecoderUnderTest, Judge
@@ -157,5 +157,5 @@ def _require_close(judge: Judge, where: str, shown: Floats, expected: Floats, to
         at, allowed = excess
         cause = likely_precision(float(off[at]), judge.lens(tokens).last_layer[first + at])
         complaint = f"{where} {at}: a log-probability is off by {off[at]:.2g} nats, more than {2 * allowed:g}"
-        raise AuditRefutedError(add_likely_cause(complaint, cause), likely_cause=cause)
+        raise AuditRefutedError(complaint, likely_cause=cause)
     judge.tally.n += shown.size

@@ -439,7 +439,7 @@ class FieldsCheck:
                     most_ties=1.0, tied_when_decoded=partial(is_next_token_tied, own, point),
                 )  # fmt: skip  # with few rows, a share of ties has no meaning
                 tally.n += same.n
-                tally.require(same.passed is not False, same.detail)
+                same.require()
                 judge = Judge(tally, self.lens, point, allowed, decoder.capabilities.counted)
                 _compare_steps(judge, decoder, own, prompts, continuations)
                 return

@@ -24,7 +24,7 @@ from emad_ref.protocol import Decoder, GenerateArguments, Prompt, Unsupported
 from emad_ref.record import Floats, Ints, Record, StopReason, make_fixed_depth_record
 from pytest_emad.audit.decoding_checks import NO_STOP, extract_trajectories
 from pytest_emad.audit.dimensions import Case
-from pytest_emad.audit.finding import Tally
+from pytest_emad.audit.finding import Tally, prefix_raised_complaints
 from pytest_emad.audit.reference_logits import Lens
 from pytest_emad.audit.requests import AbortingStopTokens, name_step, require_answers_match_lens
 from pytest_emad.audit.sampling import (
@@ -630,7 +630,8 @@ class RequestCases:
                     signals[row].append(step.signal[index, -1])
                     reference, depth = (int(step.depth[index, -1]), step.logits[index, -1]), int(rows[row].depth[at])
                     where, seen = rows[row].describe_position(at), np.array(signals[row])
-                    if require_reference_step(judge, where, seen, reference, depth, emitted=token):
+                    position = rows[row].first + at
+                    if require_reference_step(judge, where, seen, reference, depth, emitted=token, position=position):
                         shown[row].append(step.logits[index, -1])
         return [np.array(logits) for logits in shown]
 
@@ -666,7 +667,8 @@ class RequestCases:
             self.bench.lens, self.bench.tolerance, [same.prompt], [same.found], [same.wanted], point,
             declared=noise, most_ties=1.0, tied_when_decoded=own,
         )  # fmt: skip
-        self.tally.require(finding.passed is not False, f"{same.what}: other tokens than alone: {finding.detail}")
+        with prefix_raised_complaints(f"{same.what}: other tokens than alone: "):
+            finding.require()
         self.tally.ties += 1
 
     def judge_draws(self, rng: np.random.Generator, noise: float) -> None:

@@ -331,9 +331,12 @@ def _judge_arrivals(
         if text is not None and found.text is not None:
             same_text = found.text.rstrip(REPLACEMENT) == text.rstrip(REPLACEMENT)
             where += f", and the text is {'the same: ids alone are lost' if same_text else 'another, too'}"
-        judge.tally.require(len(tokens) == len(wanted) or ends, where)
-        same = check_same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
-        judge.tally.require(same.passed is True, f"{name}: {same.detail}")
+        differ = at < min(len(tokens), len(wanted))  # else one is the other's beginning
+        if differ:
+            same = check_same_tokens(judge.lens, judge.tolerance, [prompt], [tokens], [wanted], most_ties=1.0)
+            with prefix_raised_complaints(f"{where}: "):
+                same.require()
+        judge.tally.require(differ and (len(tokens) == len(wanted) or ends), where)
         judge.tally.ties += 1
     elif text is not None and found.text is not None:
         shown, told = found.text.rstrip(REPLACEMENT), text.rstrip(REPLACEMENT)

@@ -54,7 +54,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Prompt
 from emad_ref.record import Bools, Floats, Ints, Record
 from pytest_emad.audit.decoding_checks import NO_STOP, extract_trajectories
-from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, add_likely_cause
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally
 from pytest_emad.audit.likely_cause import likely_temperature
 from pytest_emad.audit.reference_logits import Lens, PrefixCachingLens
 from pytest_emad.audit.tolerances import FLOAT32_DRAW, max_logit_error
@@ -273,7 +273,7 @@ def _refute_temperature(drawn: Mapping[float, Sequence[SampledRow]], complaint: 
         return sum(row.log_likelihood(each) if each > 0 else -np.inf for each, row in pairs)
 
     cause = likely_temperature(log_likelihood)
-    raise AuditRefutedError(add_likely_cause(complaint, cause), likely_cause=cause)
+    raise AuditRefutedError(complaint, likely_cause=cause)
 
 
 def _require_independent(tally: Tally, placed: Sequence[Floats], temperature: float, noise: float, order: str) -> None:

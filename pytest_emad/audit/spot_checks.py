@@ -188,7 +188,7 @@ class AuditedDecoder:
             shown = None if trajectory.logits is None else trajectory.logits[at]
             token = None if emitted is None else int(emitted[at])
             where, seen = trajectory.describe_position(at), np.array(signals)
-            if not require_reference_step(judge, where, seen, reference, depth, shown, token):
+            if not require_reference_step(judge, where, seen, reference, depth, shown, token, first + at):
                 break
         session.close()
 

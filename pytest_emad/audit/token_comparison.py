@@ -15,13 +15,14 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 from pytest_emad.audit.finding import (
+    AuditRefutedError,
     Finding,
     FirstDifference,
     add_likely_cause,
     require_shape,
     tie_share_limit_and_tolerance,
 )
-from pytest_emad.audit.likely_cause import likely_precision
+from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import Lens, compute_reference, headroom_and_noise, is_tied
 from pytest_emad.audit.tolerances import max_logit_error, max_tied_gap, measured_tolerance
 from pytest_emad.audit.trajectory import Judge
@@ -95,10 +96,11 @@ def check_same_tokens(
                 f"row {row}, new token {at}: {actual[row][at]} (depth {here}), but expected {expected[row][at]} "
                 f"(depth {there}), and no tie excuses it: the two likeliest are {_gap(logits):.2g} nats apart"
             )
-            apart = float(abs(logits[expected[row][at]] - logits[actual[row][at]]))
-            position = len(prompt.tokens) + at - 1
-            difference = FirstDifference(position, int(actual[row][at]), int(expected[row][at]), apart)
-            cause = likely_precision(apart, logits) if point is None else None
+            tokens, difference, cause = (int(actual[row][at]), int(expected[row][at])), None, None
+            if tokens[0] != tokens[1]:
+                difference = FirstDifference.from_logits(len(prompt.tokens) + at - 1, *tokens, logits)
+            if difference is not None and (point is None or point.is_full_depth):
+                cause = likely_cause(lens, prompt.tokens, np.asarray(actual[row], dtype=np.int64), logits, at)
             finding = Finding("same tokens", False, add_likely_cause(complaint, cause), total, ties)
             return replace(finding, difference=difference, likely_cause=cause)
         ties += 1
@@ -162,6 +164,7 @@ def require_reference_step(
     depth: int,
     logits: Floats | None = None,
     emitted: int | None = None,
+    position: int = 0,
 ) -> bool:
     """Whether a step is the reference decoder's after the same tokens; False at a tie of its depth.
 
@@ -174,6 +177,7 @@ def require_reference_step(
         reference: depth and logits [V] of the reference decoder.
         depth, logits, emitted: of the decoder under test; logits and greedy token, if given, must be the reference's
             up to rounding and a tie.
+        position: of the row, after which ``emitted`` follows.
 
     Raises:
         AuditRefutedError: another depth, or another greedy token, without a tie; logits further off.
@@ -190,9 +194,11 @@ def require_reference_step(
         return False
     if emitted is not None:
         best = int(wanted.argmax())
-        gap = float(wanted[best] - wanted[emitted])
-        complaint = f"{where}: emitted {emitted}, but the reference decoder {best}, which leads by {gap:.2g} logits"
-        tally.require(gap < max_tied_gap(point, tolerance), complaint)
+        difference = FirstDifference.from_logits(position, emitted, best, wanted)
+        if difference.gap_nats >= max_tied_gap(point, tolerance):
+            complaint = f"emitted {emitted}, but the reference decoder {best}"
+            gap = f"which leads by {difference.gap_nats:.2g} logits"
+            raise AuditRefutedError(f"{where}: {complaint}, {gap}", difference=difference)
         tally.ties += emitted != best
     if logits is not None:
         with np.errstate(invalid="ignore"):  # −inf of a pruned token on both sides is no difference

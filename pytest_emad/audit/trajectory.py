@@ -25,7 +25,6 @@ from pytest_emad.audit.finding import (
     FirstDifference,
     LikelyCause,
     Tally,
-    add_likely_cause,
 )
 from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import (
@@ -123,7 +122,7 @@ class DecoderUnderTest:
     forces: bool = True
 
     def __post_init__(self) -> None:
-        if not self.forces and (not self.point.has_fixed_depth or self.point.ceiling < self.point.layers):
+        if not self.forces and not self.point.is_full_depth:
             raise BadArgument("forces", False, "a point at full depth", f"{self.point.name!r} has exits")
 
 
@@ -298,14 +297,12 @@ class Judge:
                 trajectory, reference, lambda settled: self._judge_emissions(trajectory, emitted, settled)
             )
         except RefutedPositionError as refuted:
-            if self.lens is None or not self.point.has_fixed_depth or self.point.ceiling < self.point.layers:
+            if self.lens is None or not self.point.is_full_depth:
                 raise
             prompt, logits = trajectory.tokens[: trajectory.first + 1], emitted_logits(reference, trajectory)
             if not (cause := likely_cause(self.lens, prompt, emitted, logits[refuted.at], refuted.at)):
                 raise
-            raise RefutedPositionError(
-                add_likely_cause(str(refuted), cause), refuted.at, likely_cause=cause
-            ) from refuted
+            raise RefutedPositionError(str(refuted), refuted.at, likely_cause=cause) from refuted
 
     def _judge_emissions(self, trajectory: Trajectory, emitted: Ints, reference: LensReference) -> None:
         emitted_from, allowed = emitted_logits(reference, trajectory), max_tied_gap(self.point, reference.tolerance)
@@ -315,8 +312,8 @@ class Judge:
         self.tally.near += int((first - second < allowed).sum())
         if (wrong := np.flatnonzero(gap >= allowed)).size:
             at = int(wrong[0])
-            position = trajectory.first + at
-            difference = FirstDifference(position, int(emitted[at]), int(best[at]), float(gap[at]))
+            tokens = int(emitted[at]), int(best[at])
+            difference = FirstDifference.from_logits(trajectory.first + at, *tokens, emitted_from[at])
             complaint = f"emitted {emitted[at]}, but the argmax at that depth is {best[at]}"
             self._refute(trajectory, at, f"{trajectory.describe_position(at)}: {complaint}", difference)
         self.tally.ties += int((emitted != best).sum())

@@ -1,4 +1,4 @@
-"""Joules per generated token, from NVIDIA's management library (NVML) or from RAPL, or the reason for no number.
+"""Joules per token, from NVIDIA's management library (NVML), RAPL or the decoder's own counter, or why there are none.
 
     J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms in pairs
 
@@ -26,18 +26,26 @@ On CPUs the counters of packages (RAPL) are used, as shown by Linux:
 Intel and AMD processors count microjoules per package: cores and caches, mostly without memory, for all running
 programs. A virtual machine has no counter. A counter wraps at ``max_energy_range_uj``, within minutes under load, so
 every reading adds the increase since the last. Since 2020 only root may read it on most systems (CVE-2020-8694).
+
+A decoder on another machine may count its own joules (``energy_j``), as TensorRT-LLM's server does.
+
+Prefill and decode are told apart by further windows, whose requests ask for one token only. A request that reads n
+tokens and generates m costs E_m = E_1 + (m − 1)·d, which gives the prefill, E_1 / n, and the decode, d. Idle power is
+measured before the windows with the decoder loaded, and stands beside the gross joules (TokenPowerBench,
+arXiv:2512.03024).
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -46,14 +54,23 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from emad_ref.absent import Absent
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.errors import BadArgument, EmadError, is_number
 from emad_ref.record import Floats, Ints
 from pytest_emad.benchmark.clock import WARM_UP, collect_garbage, draw_arm_orders, timing_setup
 
-EnergySource = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s", "CPU package energy"]
-COUNTERS: tuple[EnergySource, ...] = ("energy counter", "CPU package energy")
+EnergySource = Literal[
+    "energy counter",
+    "power, instantaneous",
+    "power, averaged over 1 s",
+    "CPU package energy",
+    "the decoder's energy counter",
+]
+COUNTERS: tuple[EnergySource, ...] = ("energy counter", "CPU package energy", "the decoder's energy counter")
 EnergyArm = Callable[[int, int], int]  # (pair, request of the window) → tokens it generated
 
+WINDOW_SECONDS = 5.0  # of the shortest window
+IDLE_STEP_SECONDS = 0.1  # between two looks at the clock while the device is idle
+CORE_TEMPERATURE = 0  # NVML's only sensor
 SAMPLE_SECONDS = 0.05  # seconds between power readings; sensors refresh every 15–100 ms
 AVERAGED_SECONDS = 1.0  # seconds averaged by a reading after GA100
 GA100 = (8, 0)  # the newest compute capability with instantaneous power readings
@@ -82,6 +99,8 @@ FAILURES: dict[int, str] = {
 NOT_FOUND = 13
 ABSENT = frozenset({3, NOT_FOUND})  # another reading method may still work
 
+NOT_MEASURED = Absent("not measured")
+
 _log = logging.getLogger(__name__)
 
 
@@ -107,23 +126,27 @@ class EnergyCounter(Protocol):
     def power_mw(self) -> int: ...
     def throttle_reason_bits(self) -> int: ...  # bit mask of clock event reasons
     def process_ids(self) -> frozenset[int]: ...  # every process with a context on the device
+    def temperature_c(self) -> float: ...
 
 
 @dataclass(frozen=True)
 class EnergyWindow:
-    """Joules, seconds and tokens of one window that was not spoiled."""
+    """Joules, seconds, generated tokens and requests of one window that was not spoiled."""
 
     energy_j: float
     seconds: float
     tokens: int
+    requests: int
 
 
 @dataclass(frozen=True, eq=False)
 class EnergyResult:
-    """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that ran first in each pair.
+    """Arm → [pairs] of joules, seconds, generated tokens and requests; ``first``: the arm that ran first in each pair.
 
     ``spoiled``: reasons for discarded windows; ``caveats``: unavailable checks. ``refresh_s``: longest time between two
-    changes of the counter (``benchmark.energy``); 0: not measured.
+    changes of the counter (``benchmark.energy``); 0: not measured. ``temperature_c``: of the device, before the first
+    window and after the last. ``prompt_tokens``: read by each request; 0: unknown. ``prefill``: the same requests, for
+    one token each. ``idle_w``: power of the device without requests.
     """
 
     joules: dict[str, Floats]
@@ -135,6 +158,11 @@ class EnergyResult:
     spoiled: tuple[str, ...]
     caveats: tuple[str, ...]
     refresh_s: float = 0.0
+    requests: dict[str, Ints] = field(default_factory=dict)
+    temperature_c: tuple[float, float] | Absent = NOT_MEASURED
+    prompt_tokens: int = 0
+    prefill: EnergyResult | Absent = NOT_MEASURED
+    idle_w: float | Absent = NOT_MEASURED
 
     def relative_resolution(self, arm: str) -> Floats:
         """[pairs] largest relative error of each window's joules, from one refresh of the counter at either end."""
@@ -151,6 +179,39 @@ class EnergyResult:
             raise BadArgument("arm", arm, f"one of {sorted(self.joules)}")
         return self.joules[arm] / self.tokens[arm]
 
+    def joules_per_token(self, arm: str) -> float:
+        """J per generated token over all windows."""
+        return float(self.joules[arm].sum() / self.tokens[arm].sum())
+
+    def joules_per_token_read_or_generated(self, arm: str) -> float:
+        """J per token that a request reads or generates, over all windows."""
+        assert self.prompt_tokens, "how many tokens a request reads is known"
+        return float(self.joules[arm].sum() / (self.tokens[arm] + self.requests[arm] * self.prompt_tokens).sum())
+
+    def joules_per_token_above_idle(self, arm: str) -> float | Absent:
+        """J per generated token beyond what the idle device takes in the same time."""
+        if isinstance(self.idle_w, Absent):
+            return self.idle_w
+        return float((self.joules[arm] - self.idle_w * self.seconds[arm]).sum() / self.tokens[arm].sum())
+
+    def joules_per_prompt_token(self, arm: str) -> float | Absent:
+        """J of the prefill per token that it reads; the first generated token comes from it."""
+        if isinstance(self.prefill, Absent):
+            return self.prefill
+        return float(self.prefill.joules[arm].sum() / self.prefill.requests[arm].sum() / self.prompt_tokens)
+
+    def joules_per_decoded_token(self, arm: str) -> float | Absent:
+        """J per generated token but the first of each row."""
+        if isinstance(self.prefill, Absent):
+            return self.prefill
+        beyond_j, beyond = (
+            whole[arm].sum() / self.requests[arm].sum() - first[arm].sum() / self.prefill.requests[arm].sum()
+            for whole, first in ((self.joules, self.prefill.joules), (self.tokens, self.prefill.tokens))
+        )
+        if not (beyond > 0 and beyond_j > 0):
+            return Absent(f"a request costs {beyond_j:.2g} J more than its prefill, for {beyond:g} tokens more")
+        return float(beyond_j / beyond)
+
 
 def measure_energy_pairs(
     arms: Mapping[str, EnergyArm],
@@ -158,7 +219,7 @@ def measure_energy_pairs(
     rng: np.random.Generator,
     counter: EnergyCounter | Absent,
     *,
-    min_seconds: float = 5.0,
+    min_seconds: float = WINDOW_SECONDS,
     warm_up: int = WARM_UP,
     spare: int = 5,
     own: frozenset[int] | None = None,
@@ -187,7 +248,7 @@ def measure_energy_pairs(
         ``EnergyResult`` of 1 to ``pairs`` pairs; ``Absent`` if the device cannot be read or no pair was valid.
 
     Raises:
-        BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
+        BadArgument: no arm; a count that is too small; an arm that generated no token.
     """
     _require_valid_arguments(arms, pairs, min_seconds, warm_up, spare)
     if isinstance(counter, Absent):
@@ -204,6 +265,7 @@ def measure_energy_pairs(
                 _generated_tokens(name, arm, -1, request)
         try:
             ours, caveats = _own_processes(counter, own)
+            before_c = _read_temperature(counter)
             measure = partial(
                 measure_energy_window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock
             )
@@ -226,19 +288,57 @@ def measure_energy_pairs(
         joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
         seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
         tokens={name: np.array([windows[name].tokens for windows in good]) for name in names},
+        requests={name: np.array([windows[name].requests for windows in good]) for name in names},
         first=tuple(first),
         source=counter.source,
         device=counter.device,
         spoiled=tuple(spoiled),
         caveats=caveats,
+        temperature_c=before_c if isinstance(before_c, Absent) else _both(before_c, _read_temperature(counter)),
     )
+
+
+def _both(before: float, after: float | Absent) -> tuple[float, float] | Absent:
+    return after if isinstance(after, Absent) else (before, after)
+
+
+def _read_temperature(counter: EnergyCounter) -> float | Absent:
+    try:
+        return counter.temperature_c()
+    except CounterUnreadable as why:
+        return Absent(why.reason)
+
+
+def measure_idle_watts(
+    counter: EnergyCounter,
+    *,
+    seconds: float = WINDOW_SECONDS,
+    own: frozenset[int] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float | Absent:
+    """Mean power of the device in W while no request runs, or why it is unknown.
+
+    ``own`` as in ``measure_energy_pairs``.
+    """
+
+    def wait(request: int) -> int:
+        sleep(IDLE_STEP_SECONDS)
+        return 0
+
+    try:
+        ours, _ = _own_processes(counter, own)
+        window = measure_energy_window(counter, wait, min_seconds=seconds, own=ours, clock=clock)
+    except (WindowSpoiled, CounterUnreadable) as why:
+        return Absent(f"idle: {why}")
+    return window.energy_j / window.seconds
 
 
 def measure_energy_window(
     counter: EnergyCounter,
     request: Callable[[int], int],
     *,
-    min_seconds: float = 5.0,
+    min_seconds: float = WINDOW_SECONDS,
     own: frozenset[int],
     synchronize: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -264,7 +364,7 @@ def measure_energy_window(
     finally:
         meter.stop()
     _refuse_spoiled(slowed, (listed | counter.process_ids()) - own)
-    return EnergyWindow(meter.joules(start, stop), stop - start, tokens)
+    return EnergyWindow(meter.joules(start, stop), stop - start, tokens, requests)
 
 
 def _own_processes(counter: EnergyCounter, own: frozenset[int] | None) -> tuple[frozenset[int], tuple[str, ...]]:
@@ -299,8 +399,8 @@ def _generated_tokens(name: str, arm: EnergyArm, pair: int, request: int) -> int
 def _require_valid_arguments(
     arms: Mapping[str, EnergyArm], pairs: int, min_seconds: float, warm_up: int, spare: int
 ) -> None:
-    if len(arms) < 2:
-        raise BadArgument("arms", sorted(arms), "at least two arms", "joules alone say nothing across machines")
+    if not arms:
+        raise BadArgument("arms", sorted(arms), "at least one arm, and two to compare")
     for name, value, least in (("pairs", pairs, 1), ("warm_up", warm_up, 0), ("spare", spare, 0)):
         if value < least:
             raise BadArgument(name, value, f"at least {least}")
@@ -365,6 +465,7 @@ class PowerMeter:
 _METERS: dict[EnergySource, Callable[[EnergyCounter, Callable[[], float]], CounterMeter | PowerMeter]] = {
     "energy counter": CounterMeter,
     "CPU package energy": CounterMeter,
+    "the decoder's energy counter": CounterMeter,
     "power, instantaneous": PowerMeter,
     "power, averaged over 1 s": PowerMeter,
 }
@@ -451,6 +552,9 @@ class _NvmlCounter:
                 raise
             # The name before driver 535, with the same bits.
             return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle))
+
+    def temperature_c(self) -> float:
+        return float(self._call("nvmlDeviceGetTemperature", self._handle, CORE_TEMPERATURE))
 
     def process_ids(self) -> frozenset[int]:
         # Graphics clients too, since the same counter includes their energy.
@@ -640,6 +744,9 @@ class RaplCounter:
     def process_ids(self) -> frozenset[int]:
         return frozenset({os.getpid()})  # a package has no list of processes
 
+    def temperature_c(self) -> float:
+        raise CounterUnreadable("RAPL shows no temperature")
+
 
 def open_rapl(root: Path = POWERCAP) -> RaplCounter | Absent:
     """Counter of all packages of this machine, or the reason why their energy cannot be read."""
@@ -667,3 +774,57 @@ def _read_counter(file: Path) -> int:
         raise CounterUnreadable(reason) from error
     except (OSError, ValueError) as error:
         raise CounterUnreadable(f"CPU package energy cannot be read: {error}") from error
+
+
+# ---------------------------------------------------------------- a decoder that counts its own joules
+
+
+class DecoderEnergyCounter:
+    """``EnergyCounter`` over ``decoder.energy_j()``, which includes all other work of its device.
+
+    A counter that was reset may exceed an earlier reading soon after, so one fall makes it unreadable for good.
+    """
+
+    source: EnergySource = "the decoder's energy counter"
+    device = "the decoder's device"
+
+    def __init__(self, decoder: Any):
+        self._decoder, self._last_mj, self._fallen = decoder, 0, ""
+
+    def energy_mj(self) -> int:
+        try:
+            joules = self._decoder.energy_j()
+        except EmadError as error:
+            raise CounterUnreadable(str(error)) from error
+        if not (is_number(joules) and 0 <= joules < math.inf):
+            raise CounterUnreadable(f"energy_j() is {joules!r:.40}, but expected a finite number of joules ≥ 0")
+        now_mj = round(1000 * joules)
+        if now_mj < self._last_mj and not self._fallen:
+            fallen = f"from {self._last_mj / 1000:g} J to {joules:g} J"
+            self._fallen = f"the energy counter went back {fallen}: it was reset; measure again"
+        if self._fallen:
+            raise CounterUnreadable(self._fallen)
+        self._last_mj = now_mj
+        return now_mj
+
+    def power_mw(self) -> int:
+        raise CounterUnreadable("the decoder counts energy and shows no power")
+
+    def throttle_reason_bits(self) -> int:
+        return 0  # it does not report lowered clocks
+
+    def process_ids(self) -> frozenset[int]:
+        return frozenset({os.getpid()})  # it lists no processes
+
+    def temperature_c(self) -> float:
+        raise CounterUnreadable("the decoder shows no temperature")
+
+
+def open_decoder_counter(decoder: Any) -> DecoderEnergyCounter | Absent:
+    """The counter of a ``decoder`` with ``energy_j``, or the reason why it cannot be read."""
+    counter = DecoderEnergyCounter(decoder)
+    try:
+        counter.energy_mj()
+    except CounterUnreadable as why:
+        return Absent(why.reason)
+    return counter

@@ -11,12 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from emad_ref.absent import Absent
 from pytest_emad.audit.tolerances import UNIT_ROUNDOFF
+from pytest_emad.benchmark.arrivals import answer_latencies
 from pytest_emad.claims.base import ClaimContext, make_model_question, make_unmet_causal_lm_verdict
+from pytest_emad.measurements.attachments import AttachedTable, Attachments
 from pytest_emad.measurements.engine import (
     HEAD,
     REPORTED,
@@ -27,6 +30,7 @@ from pytest_emad.measurements.engine import (
     PrecisionEvidence,
     SamplingEvidence,
 )
+from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.stated_rule import OwnRuleSpeedupEvidence
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.legs import (
@@ -37,13 +41,14 @@ from pytest_emad.statistics.legs import (
     unmeasured_leg,
     verdict_from_errors_and_tolerance,
 )
-from pytest_emad.statistics.rates import estimate_perplexity_rise, mean_rate
+from pytest_emad.statistics.rates import estimate_perplexity_rise, estimate_ratio_to_sample, mean_rate
 from pytest_emad.statistics.speedup import estimate_total_speedup
 from pytest_emad.statistics.units import ByDocument, ByPair
 from pytest_emad.statistics.verdicts import Leg, Verdict
 
 AGREEMENT, GIVEN_TEXT = "top-1 agreement", "perplexity of given text"  # names of legs
 SAMPLING_LEGS = 14
+UNDER_LOAD = "Times under load"  # title of a table
 
 
 def decide_same_model(found: DistributionEvidence, asked: ClaimContext) -> Verdict:
@@ -123,13 +128,14 @@ def _list_means(columns: Mapping[str, ByDocument], positions: ByDocument, asked:
 def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict:
     """ENG-5: whether the mean acceptance length, 1 + accepted / rounds, is at least a ``share`` of that on record.
 
-    The record is the curve's of ``--emad-acceptance-record``, else the register's ``length``; both count as exact. The
-    share of rounds that accept each drafted position is listed; without a record (``length`` 0) also the length.
+    The record is that of ``--emad-acceptance-record``, else the register's ``length``. A curve and the register count
+    as exact. An earlier run is a second sample, and the leg is the ratio of both lengths. The share of rounds that
+    accept each drafted position is listed; without an exact record also the length.
     """
     record = found.record
     recorded = asked.claim.thresholds["length"] if record is None else record.length
     positions = sum(bool(each.values.any()) for each in found.accepted) if found.by_position else 0
-    if record is not None and positions > record.drafted:
+    if record is not None and 0 < record.drafted < positions:
         return asked.not_applicable(f"the engine drafts {positions} tokens, but the record is of {record.source}")
     least = asked.claim.thresholds["share"] * recorded
     total = found.drafts.with_values(sum((each.values for each in found.accepted), found.drafts.values))
@@ -140,8 +146,16 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         )
         for at, accepted in enumerate(found.accepted if found.by_position else (), start=1)
     ]
+    sample = None if record is None else record.interval
+    if not recorded or sample is not None:
+        beside.insert(0, build_measured_estimate_leg("acceptance length", length))
     if not recorded:
-        return asked.decide_tests([], [build_measured_estimate_leg("acceptance length", length), *beside])
+        return asked.decide_tests([], beside)
+    if record is not None and sample is not None:
+        share = asked.claim.thresholds["share"]
+        ratio = estimate_ratio_to_sample(length, recorded, sample, record.documents, threshold=share)
+        name = f"length over that on record, {recorded:.4g} ({record.source}, n = {record.documents})"
+        return asked.decide_tests([asked.make_leg_test(name, ratio, "below", share)], beside)
     exact = "" if record is None else f" ({record.source} drafted; no n, so taken as exact)"
     name = f"acceptance length, {recorded:.4g} on record{exact}"
     return asked.decide_tests([asked.make_leg_test(name, length, "below", least)], beside)
@@ -180,7 +194,7 @@ def decide_stated_saving_and_speedup(found: OwnRuleSpeedupEvidence, asked: Claim
 
     A speed-up that the executed blocks do not explain is no result: full depth was slowed, or other work omitted. If no
     block was observed, a full depth slower than the model's own ``generate`` leaves the row open. The row does not
-    apply to a decoder that states neither number.
+    apply to a decoder that states neither number. The speed-up under load is listed by the number of requests at once.
     """
     stated, slack = found.stated, asked.claim.thresholds["slack"]
     rise = asked.claim.thresholds["perplexity_rise"]
@@ -206,7 +220,55 @@ def decide_stated_saving_and_speedup(found: OwnRuleSpeedupEvidence, asked: Claim
     loss = found.loss, found.full_loss, found.tokens
     risen = estimate_perplexity_rise(*loss, threshold=rise, rng=asked.rng)
     tests.append(asked.make_leg_test("perplexity of emitted tokens", risen, "above", rise))
+    for at_once, speedup in estimate_speedups_under_load(found).items():
+        lost = "slower than without the rule" if speedup.high < 1 else ""
+        beside.append(build_measured_estimate_leg(f"{at_once} in flight, speed-up", speedup, lost, threshold=1.0))
     return asked.decide_tests(tests, beside)
+
+
+def estimate_speedups_under_load(found: OwnRuleSpeedupEvidence) -> dict[int, Estimate]:
+    """Number of requests in flight → seconds without the rule over seconds under it; empty if there are no times."""
+    by_requests = {} if isinstance(found.load, Absent) else found.load
+    return {
+        at_once: estimate_total_speedup(times.seconds["full"], times.seconds["rule"], threshold=1.0)
+        for at_once, times in by_requests.items()
+    }
+
+
+def describe_loss_under_load(speedups: Mapping[int, Estimate]) -> str:
+    """The least number of requests in flight at which the rule costs time, and how much; "" if it costs none."""
+    losing = [at_once for at_once, speedup in speedups.items() if speedup.high < 1]
+    if not losing:
+        return ""
+    first = speedups[losing[0]]
+    saved = any(speedup.low > 1 for at_once, speedup in speedups.items() if at_once < losing[0])
+    how = "turns to loss" if saved else "is a loss"
+    return (
+        f"the speed-up {how} at {losing[0]} requests in flight: {first.value:.2f}× [{first.low:.2f}, {first.high:.2f}]"
+    )
+
+
+def attach_times_under_load(evidence: ModelMeasurements) -> Attachments:
+    """The table of times under load, and a note on a loss; or the reason for no times."""
+    found = evidence.own_rule_evidence
+    if isinstance(found.load, Absent):
+        return Attachments(notes=(f"{evidence.name}: no times under load: {found.load.reason}",))
+    rows, absent = list[dict[str, Any]](), dict[str, None]()
+    for at_once, times in found.load.items():
+        for arm in times.seconds:
+            energy = times.energy[arm]
+            row = {"requests in flight": at_once, "arm": arm, "tokens/s": times.tokens_per_s(arm)}
+            row |= answer_latencies(times.answers[arm], streamed=times.is_streamed)
+            if isinstance(energy, Absent):
+                absent[f"{evidence.name}: no energy of {arm} under load: {energy.reason}"] = None
+            else:
+                row["J per output token"] = energy.energy_j / energy.generated
+                row["J per input or output token"] = energy.energy_j / (energy.read + energy.generated)
+            rows.append(row)
+    columns = dict.fromkeys(column for row in rows for column in row)
+    table = AttachedTable(UNDER_LOAD, [{column: row.get(column) for column in columns} for row in rows])
+    loss = describe_loss_under_load(estimate_speedups_under_load(found))
+    return Attachments((table,), (*([f"{evidence.name}: {loss}"] if loss else ()), *absent))
 
 
 def _slow_full_depth(full_s: ByPair, generate_s: ByPair) -> list[Leg]:
@@ -238,6 +300,7 @@ QUESTIONS = (
         "ENG-7",
         lambda of: of.own_rule_evidence,
         decide_stated_saving_and_speedup,
+        attach=attach_times_under_load,
         legs=lambda study, layers: 4,
         measures=True,
         suite="cost",

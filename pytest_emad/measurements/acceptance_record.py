@@ -1,4 +1,4 @@
-"""Acceptance length on record: one number of a golden curve, against which ENG-5 holds an engine.
+"""Acceptance length on record, against which ENG-5 holds an engine: of a golden curve, or of an earlier run.
 
 A curve is InferenceX's YAML (``golden_al_distribution``, measured on SPEED-Bench, arXiv:2604.09557): model → thinking
 mode → number of drafted tokens: mean acceptance length, 1 + accepted / rounds.
@@ -8,7 +8,8 @@ mode → number of drafted tokens: mean acceptance length, 1 + accepted / rounds
         1: 1.86
         3: 3.08
 
-It has no number of prompts or rounds, so a length is taken as exact.
+It has no number of prompts or rounds, so a length is taken as exact. What an earlier run measured is a sample of
+``documents`` with an interval (``report.acceptance``).
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ LEVELS = ("model", "thinking mode", "number of drafted tokens")
 
 @dataclass(frozen=True)
 class AcceptanceRecord:
-    """``length``: tokens that a round emits on average with up to ``drafted`` ones; ``source``: where it stands."""
+    """``length``: tokens that a round emits on average with up to ``drafted`` ones; ``source``: where it stands.
+
+    ``drafted`` 0: unknown. ``interval``: of ``length`` over ``documents`` (95 %); None: it is taken as exact.
+    """
 
     length: float
     drafted: int
     source: str
+    interval: tuple[float, float] | None = None
+    documents: int = 0
 
     def __str__(self) -> str:
-        return f"{self.length:g} ({self.source})"
+        return f"{self.length:g} ({self.source}{f', n = {self.documents}' if self.interval else ''})"
 
 
 def parse_acceptance_record(text: str, base: Path, where: str) -> AcceptanceRecord:

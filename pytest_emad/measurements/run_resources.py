@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,7 +29,7 @@ from emad_ref.models.loading import LoadedModel, shared_vocabulary_size
 from emad_ref.models.model_spec import ModelSpec, find_or_save_folder
 from emad_ref.point import full_depth
 from emad_ref.probes.tuned_lens import copy_attachments
-from emad_ref.protocol import Decoder, ModelRef, Request, Unsupported
+from emad_ref.protocol import Decoder, ModelRef, Request, StatedRule, Unsupported
 from emad_ref.workers.dispatch import WorkerPool
 from pytest_emad.audit.tolerances import tolerance
 from pytest_emad.measurements.study import START_S
@@ -152,7 +153,7 @@ def make_decoder_factory_over(other: LoadedModel) -> Callable[[Request], Decoder
 
     def make(request: Request) -> Decoder:
         shared_vocabulary_size(get_judge_model() or request.model.load(), other)
-        if request.own_rule or not request.point.has_fixed_depth or request.point.ceiling < request.point.layers:
+        if request.own_rule or not request.point.is_full_depth:
             raise Unsupported("another model is compared at full depth alone")
         at_full_depth = replace(request, point=full_depth(other.stepper.layers))
         return _reference_decoder(at_full_depth, other)
@@ -191,26 +192,40 @@ class RunResources:
     runner: SubprocessRunner = NO_SUBPROCESS
 
 
+NO_LOSS = 1.0  # speed-up that a server's rule states, which says nothing of it
+
+
 class RemoteDecoders:
     """Decoders at ``address``, made by ``make``; ``seconds`` limit each call.
 
     A decoder of the wire protocol gets the folder of the model (``find_or_save_folder``). A server at a URL has its own
-    copy of the model, in the precision ``dtype``; None: that of the judge.
+    copy of the model, in the precision ``dtype``; None: that of the judge. ``baseline``: the same engine without its
+    exit rule, for requests at full depth; that at ``address`` then answers under its own rule.
     """
 
-    def __init__(self, address: Address, seconds: float, dtype: str | None = None):
+    def __init__(self, address: Address, seconds: float, dtype: str | None = None, baseline: UrlAddress | None = None):
         self._dtype = dtype
         self._engine = EngineClient(address, seconds) if isinstance(address, UrlAddress) else None
+        self._rule: EngineClient | None = None
+        if baseline is not None:
+            self._rule, self._engine = self._engine, EngineClient(baseline, seconds)
         self._remote = None if isinstance(address, UrlAddress) else DecoderClient(address, seconds)
 
     def make(self, request: Request) -> Decoder:
         """Open a decoder. Raises as ``remote.client.DecoderClient.open_decoder``, and Unsupported."""
-        if request.own_rule:
-            raise Unsupported("a decoder in another process states no exit rule of its own")
+        if request.own_rule and self._rule is None:
+            raise Unsupported(
+                "a decoder in another process states no exit rule of its own; --emad-decoder-baseline names a server "
+                "without its rule"
+            )
         loaded = get_judge_model() or request.model.load()  # sends only its folder, so no copy is needed here
         if self._engine is not None:
             window = window_size(loaded.stepper.max_positions)
-            return self._engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
+            engine = self._rule if request.own_rule and self._rule is not None else self._engine
+            decoder = engine.open_decoder(request, loaded.geometry.vocabulary, window, self._noise(loaded))
+            if engine is self._rule:
+                decoder.stated = StatedRule(f"the rule of {engine.address}", speedup=NO_LOSS)
+            return decoder
         assert self._remote is not None, "an address is a URL or speaks the wire protocol"
         folder = str(find_or_save_folder(loaded))
         facts = loaded.provenance
@@ -222,12 +237,13 @@ class RemoteDecoders:
         """Description of a server, requests to it, and repeated requests by reason; {} without a server."""
         if self._engine is None:
             return {}
-        counts = self._engine.counts
-        again = {"retries": counts.retry_count, "retry_reasons": dict(counts.reasons)} if counts.retry_count else {}
+        counts = [engine.counts for engine in (self._engine, self._rule) if engine is not None]
+        retries, reasons = sum(each.retry_count for each in counts), sum((each.reasons for each in counts), Counter())
+        again = {"retries": retries, "retry_reasons": dict(reasons)} if retries else {}
         interface = vars(self._engine).get("interface")  # after a request to the server
         facts = {name: getattr(interface, name, None) for name in ("path", "model", "window", "vocabulary")}
         served = {} if interface is None else {"served": {name: value for name, value in facts.items() if value}}
-        return served | {"requests": counts.requests} | again
+        return served | {"requests": sum(each.requests for each in counts)} | again
 
     def _noise(self, loaded: LoadedModel) -> float:
         """Noise of the server's precision. The table's row suits any logits; smaller ones may not declare as much."""

@@ -13,6 +13,8 @@ rule limit the ratio that they explain, at the rule's own pace:
 with n blocks of b seconds in single-token steps, m heads of h seconds, p seconds in blocks that read prompts, full
 depth's beyond the rule's, and t seconds of the rule's answers.
 
+Where both arms take several requests at once, they are also timed under load (``load``).
+
 If no lent module runs, blocks explain nothing. Then the model's own ``generate`` also answers some requests: a full
 depth that takes longer may have been slowed.
 """
@@ -29,12 +31,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from emad_ref.absent import Absent
 from emad_ref.models.families import anatomy_of
 from emad_ref.protocol import Decoder, Prompt, StatedRule, Unsupported
 from emad_ref.record import Ints
 from pytest_emad.audit.finding import AuditRefutedError
 from pytest_emad.audit.log_probs import own_log_probs
 from pytest_emad.benchmark.clock import collect_garbage, time_call, timing_setup
+from pytest_emad.measurements.load import LoadByRequests, measure_load
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.units import ByDocument, ByPair
 
@@ -43,6 +47,7 @@ DOCUMENTS = 400  # least documents: against a rise of 1 % no row survives with f
 WITNESSED = 40  # additional documents, for counting blocks without timing
 GENERATED = 60  # most documents that ``generate`` answers after full depth
 ARMS = ("full", "rule")
+NOT_LOADED = Absent("not timed under load")
 REMEMBERED = 0.5  # least share of an answer's time when the other arm has answered the same prompt before
 EXPLAINED = 1.15  # factor on the ratio that blocks explain, for overheads that the rule may skip
 
@@ -56,6 +61,7 @@ class OwnRuleSpeedupEvidence:
     ``skipped``, ``blocks`` [documents]: blocks of single-token steps that the rule skipped, of those that full depth
     runs; None: an arm runs no lent module. ``explained``: the largest ratio of times that blocks explain.
     ``generate_s`` [pairs]: seconds of the model's own ``generate`` for the first requests, if blocks explain nothing.
+    ``load``: times by the number of requests in flight, or why there are none.
     """
 
     stated: StatedRule
@@ -68,6 +74,7 @@ class OwnRuleSpeedupEvidence:
     blocks: ByDocument | None
     explained: float | None = None
     generate_s: ByPair | None = None
+    load: LoadByRequests | Absent = NOT_LOADED
 
 
 def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS) -> OwnRuleSpeedupEvidence:
@@ -113,6 +120,7 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
             if not watched and order[0] == "full" and len(generate_s) < GENERATED and not _all_seen(runs):
                 generate_s.append(_generate_seconds(subject, prompt))
         _require_own_answers(seconds["rule"], set(first["rule"]))
+        load = measure_load(decoders, partial(_new_prompts, subject, prompts), prompts[0], NEW, rng)
     loss = {
         arm: np.array([_loss(subject, prompt, tokens) for prompt, tokens in zip(prompts, emitted[arm], strict=True)])
         for arm in ARMS
@@ -133,7 +141,14 @@ def measure_own_rule_speedup(subject: ModelUnderTest, documents: int = DOCUMENTS
         ByDocument.from_whole_documents(full_runs.counts) if seen else None,
         EXPLAINED * compute_explained_speedup(full_runs, rule_runs) if seen else None,
         None if seen else ByPair(np.array(generate_s)),
+        load,
     )
+
+
+def _new_prompts(subject: ModelUnderTest, asked: Sequence[Prompt], most: int) -> list[Prompt]:
+    """At most ``most`` prompts that no arm has read; those that were ``asked``, if there are no more documents."""
+    longest = max(len(prompt.tokens) for prompt in asked)
+    return subject.make_opening_prompts(len(asked) + most, longest)[len(asked) :] or list(asked)
 
 
 def _answer(decoder: Decoder, prompt: Prompt) -> Ints:

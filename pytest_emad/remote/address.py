@@ -82,6 +82,13 @@ def parse_address(text: str, base: Path, where: str) -> Address:
     raise BadArgument(where, text, ADDRESS_FORMS)
 
 
+def parse_url(text: str, base: Path, where: str) -> UrlAddress:
+    """The URL of an inference server; ``base`` is not used. Raises BadArgument as ``parse_address``."""
+    if text.strip().partition(":")[0] not in ("http", "https"):
+        raise BadArgument(where, text, "http(s)://HOST:PORT, with a path or without")
+    return _parse_url(text.strip(), where)
+
+
 def _parse_url(text: str, where: str) -> UrlAddress:
     try:
         parts = urlsplit(text)

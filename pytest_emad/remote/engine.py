@@ -45,7 +45,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from emad_ref.errors import BadArgument, is_whole
+from emad_ref.errors import BadArgument, is_number, is_whole
 from emad_ref.protocol import DraftCounts, Prompt, Request, TokenArrivals, TokenLogProbs, Unsupported
 from emad_ref.record import Ints
 from pytest_emad.remote.address import UrlAddress
@@ -57,6 +57,9 @@ from pytest_emad.remote.transport import EventStream, HttpReply, RequestCounts
 TOKEN_VARIABLE = "EMAD_DECODER_TOKEN"
 LARGEST_REPLY = 64 << 20  # bytes
 QUOTED = 300  # most characters of a reply in a message
+UNREACHED_REMEDY = "is it started, and is this its address?"
+COUNTER_REMEDY = "restart the server, or mend its counters"
+ENERGY_PATH, ENERGY_FIELD = "/energy_metrics", "total_energy_j"
 SERVED_REMEDY = "docs/engines.md says what a server must answer"
 TOKEN_ID = re.compile(r"(?:token_id|token):(\d+)")  # token names with ids, of vLLM and others
 WAITS_S = (0.5, 2.0)  # seconds before a repetition, unless the server gives them (Retry-After)
@@ -596,13 +599,36 @@ class EngineClient:
 
         Raises Unsupported if there are none, DecoderFailed if one is no count.
         """
-        reply = self._exchange("GET", "/metrics", None, time.monotonic() + self._seconds)
+        reply = self._ask_once("/metrics")
         if reply.status != 200:
             raise Unsupported(f"the server counts no drafts: /metrics has status {reply.status}")
         try:
             return parse_draft_counts(reply.text)
         except BadCounter as error:
-            raise self._failed("GET /metrics", str(error), "restart the server, or mend its counters") from error
+            raise self._failed("GET /metrics", str(error), COUNTER_REMEDY) from error
+
+    def energy_j(self) -> float:
+        """Joules that the server has counted since a moment of its own (TensorRT-LLM's ``/energy_metrics``).
+
+        Raises Unsupported if it counts none, DecoderFailed if that is no number of joules.
+        """
+        reply = self._ask_once(ENERGY_PATH)
+        if reply.status != 200:
+            refusal = f"{ENERGY_PATH} has status {reply.status} ({_error_message(reply)})"
+            raise Unsupported(f"the server counts no energy: {refusal}")
+        joules = (self._object(reply) or {}).get(ENERGY_FIELD)
+        if not (is_number(joules) and 0 <= joules < math.inf):
+            came = f"{ENERGY_FIELD} of {reply.text[:QUOTED]!r} is no number of joules ≥ 0"
+            raise self._failed(f"GET {ENERGY_PATH}", came, COUNTER_REMEDY)
+        return float(joules)
+
+    def _ask_once(self, path: str) -> HttpReply:
+        """The reply to GET ``path``, which is not repeated. Raises DecoderFailed."""
+        try:
+            return self._exchange("GET", path, None, time.monotonic() + self._seconds)
+        except (OSError, http.client.HTTPException) as error:
+            came = f"no whole reply ({type(error).__name__}: {error})"
+            raise self._failed(f"GET {path}", came, UNREACHED_REMEDY) from error
 
     def _read(self, body: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Reading]) -> Reading:
         """Result of ``read`` on the reply to ``body``."""
@@ -679,7 +705,7 @@ class EngineClient:
             raise self._failed(call, came, TIMEOUT_REMEDY) from error
         except (OSError, http.client.HTTPException) as error:
             came = f"no whole reply ({type(error).__name__}: {error})"
-            raise self._failed(call, came, "is it started, and is this its address?") from error
+            raise self._failed(call, came, UNREACHED_REMEDY) from error
 
     def _exchange(
         self,
@@ -779,6 +805,10 @@ class EngineDecoder(TokenDecoder):
     def draft_counts(self) -> DraftCounts:
         """Raises Unsupported, DecoderFailed."""
         return self._client.draft_counts()
+
+    def energy_j(self) -> float:
+        """Raises Unsupported, DecoderFailed."""
+        return self._client.energy_j()
 
     def curl_command(self, prompt: Prompt, row: int, max_new: int, stop: frozenset[int], stream: bool) -> str:
         """The shell command that sends ``prompt``, row ``row`` of a request, to the server by hand."""

@@ -93,7 +93,7 @@ class TokenDecoder:
     def __init__(self, request: Request):
         point = request.point
         self.own_rule = request.own_rule
-        if not point.has_fixed_depth or point.ceiling < point.layers:
+        if not point.is_full_depth:
             raise Unsupported(f"{point.name}: an engine runs every layer for every token")
         self.request = request
         self._layers, self._max_rows = point.layers, request.max_rows

@@ -8,11 +8,13 @@
 
 ``test`` is the name of a shipped test, alone or with its parameters in brackets. A listed test that fails is reported
 as an expected failure; one that passes fails the run, since the gap has closed. The settings of a report hold the
-list, so every reader of the report gets the same result: a mark or hook cannot add a gap.
+list, and the entry of each such test the name by which it is listed. Both are written once, and ``emad verify`` holds
+them against each other: a mark or hook cannot add a gap.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from emad_ref.errors import BadArgument, suggest_nearest
 from emad_ref.files import BadFile, read_toml
 
 KNOWN_GAPS = "known_gaps"  # the setting: name of a test → reason
+KNOWN_GAP = "known_gap"  # of a test's entry: the listed name of a test that failed as expected
 FIELDS = ("test", "reason")
 
 
@@ -58,22 +61,18 @@ def find_listed_gap(shipped: str | None, nodeid: str, gaps: Collection[str]) -> 
     return next((name for name in (shipped_case_name(shipped, nodeid), shipped) if name in gaps), "")
 
 
-def is_known_gap(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a test of a report is listed, ran, and failed as expected."""
+def known_gap_mark(entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """``{"known_gap": name}`` for the entry of a test that is listed, ran, and failed as expected; else empty."""
     has_failed = any(attempt["outcome"] == "failed" for attempt in entry.get("attempts", ())[:1])
     if entry["outcome"] != "xfailed" or not has_failed:
-        return False
-    return bool(find_listed_gap(entry["shipped"], entry["nodeid"], settings.get(KNOWN_GAPS) or ()))
+        return {}
+    name = find_listed_gap(entry["shipped"], entry["nodeid"], settings.get(KNOWN_GAPS) or ())
+    return {KNOWN_GAP: name} if name else {}
 
 
 def count_known_gaps(report: Mapping[str, Any]) -> dict[str, int]:
     """Each listed gap that stood in this run → number of its failed tests."""
-    settings, counts = report["settings"], dict[str, int]()
-    for entry in report["tests"]:
-        if is_known_gap(entry, settings):
-            name = find_listed_gap(entry["shipped"], entry["nodeid"], settings[KNOWN_GAPS])
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+    return Counter(entry[KNOWN_GAP] for entry in report["tests"] if KNOWN_GAP in entry)
 
 
 def describe_known_gaps(report: Mapping[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: its name in ``figures.FIGURES``}]
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "claim" of a test of one;
+                "known_gap": the name by which ``settings.known_gaps`` lists one that failed as expected;
                 "crash": "file:line" where a failed one raised;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
                 "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
@@ -72,7 +73,7 @@ class BadReport(EmadError):
 
 
 REPORT = FileFormat(
-    "report", 7, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
+    "report", 8, "name a folder that `pytest --emad-report DIR` wrote, or run the suites again", BadReport
 )
 
 

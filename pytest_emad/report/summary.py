@@ -20,7 +20,7 @@ from pytest_emad.audit.finding import FirstDifference, LikelyCause
 from pytest_emad.report.deselection import describe_deselections
 from pytest_emad.report.figures import RISE, entropy_rise_rows
 from pytest_emad.report.gaps import excused_declined_test_entries, excused_features, is_partial_run
-from pytest_emad.report.known_gaps import count_known_gaps, describe_known_gaps, is_known_gap
+from pytest_emad.report.known_gaps import KNOWN_GAP, count_known_gaps, describe_known_gaps
 from pytest_emad.report.provenance import REQUESTS, format_request_counts
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tables import STREAM_TIMES, format_stream_latency_row, list_speed_texts
@@ -204,7 +204,7 @@ def _gate_test_end(test: Mapping[str, Any], report: Report) -> str:
     """How a shipped test of a run that passed has ended."""
     if test["outcome"] in ("passed", "xpassed"):
         return "passed"
-    if is_known_gap(test, report["settings"]):
+    if KNOWN_GAP in test:
         return "failed as a known gap"
     return "did not apply" if test["kind"] in ("not applicable", "refused") else "not decided"
 
@@ -247,7 +247,7 @@ def _has_failed(report: Report, broken: Sequence[FailedTest]) -> bool:
 
 def _failing_claims(report: Report) -> list[Mapping[str, Any]]:
     """Claims that fail the run; one in a known gap does not."""
-    known = {test["nodeid"] for test in report["tests"] if is_known_gap(test, report["settings"])}
+    known = {test["nodeid"] for test in report["tests"] if KNOWN_GAP in test}
     return [claim for claim in report["claims"] if claim["fails"] and claim["test"] not in known]
 
 

@@ -10,28 +10,21 @@ and each part begins with the key columns, by default the first.
 
 from __future__ import annotations
 
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
+from pytest_emad.benchmark.arrivals import AT_ONCE, BETWEEN, FIRST_TOKEN, UNSTREAMED, WHOLE, WITHIN
 from pytest_emad.report.figures import EMBEDDED
 from pytest_emad.statistics import number_format
 from pytest_emad.statistics.gate import UNDECIDED
 from pytest_emad.statistics.number_format import ABSENT as ABSENT
 
-if TYPE_CHECKING:
-    from emad_ref.protocol import TokenArrivals
-
 STREAM_TIMES = "Times of streamed answers"
-AT_ONCE, FIRST_TOKEN, BETWEEN, WHOLE = "requests at once", "first token, ms", "between tokens, ms", "whole answer, ms"
-UNSTREAMED = "1, unstreamed"
-WITHIN = " (95 %)"  # ending of a column name for the 95th percentile in place of the median
 COLUMN_GAP = 2  # blanks that tabulate puts between columns
 HEADING_GAP = 2  # letters by which tabulate makes a column wider than its heading
 MIN_WORDS_WIDTH = 16
@@ -47,30 +40,6 @@ class Cell:
 
 
 Row = dict[str, Cell]
-
-
-def stream_latency_rows(arrivals: Mapping[int, Sequence[TokenArrivals]]) -> list[dict[str, Any]]:
-    """Median and 95th percentile of times in ms. ``arrivals``: answers by number of requests at once, 0: unstreamed.
-
-    Tokens that arrive together share the time since those before them.
-    """
-    rows = []
-    for at_once, answers in arrivals.items():
-        times: dict[str, list[float]] = {FIRST_TOKEN: [], BETWEEN: [], WHOLE: [each.whole_s for each in answers]}
-        for each in answers if at_once else ():
-            arrived = [(seconds, len(list(group))) for seconds, group in groupby(each.seconds.tolist())]
-            times[FIRST_TOKEN] += [seconds for seconds, _ in arrived[:1]]
-            times[BETWEEN] += [(b - a) / held for (a, _), (b, held) in pairwise(arrived) for _ in range(held)]
-        row: dict[str, Any] = {AT_ONCE: str(at_once) if at_once else UNSTREAMED, "answers": len(answers)}
-        for name, seconds in times.items():
-            row |= {name: _percentile_ms(seconds, 0.5), f"{name}{WITHIN}": _percentile_ms(seconds, 0.95)}
-        rows.append(row)
-    return rows
-
-
-def _percentile_ms(seconds: Sequence[float], share: float) -> float | None:
-    """The smallest of ``seconds`` that at least ``share`` of them do not exceed, in ms; None of none."""
-    return round(1e3 * sorted(seconds)[math.ceil(share * len(seconds)) - 1], 3) if seconds else None
 
 
 def format_stream_latency_row(row: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_emad.report.deselection import is_in_selection
-from pytest_emad.report.known_gaps import is_known_gap
+from pytest_emad.report.known_gaps import KNOWN_GAP
 from pytest_emad.report.provenance import (
     CONCURRENCY,
     EXITS,
@@ -210,7 +210,7 @@ def find_tier_shortfalls(report: Report, tier: str) -> Iterator[str]:
         known = {
             entry["nodeid"]
             for entry in about
-            if is_known_gap(entry, report["settings"])
+            if KNOWN_GAP in entry
             and is_tier_test(tier, entry["shipped"], test_parameters_without_models(entry["nodeid"], models))
         }
         live = [entry for entry in about if _is_live(entry) or entry["nodeid"] in known]

@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_emad.report.deselection import is_in_selection
 from pytest_emad.report.gaps import find_gaps, find_tier_gaps, find_wrong_decoder, format_gaps, is_waived
-from pytest_emad.report.known_gaps import is_known_gap
+from pytest_emad.report.known_gaps import KNOWN_GAP, known_gap_mark
 from pytest_emad.report.schema import Report
 from pytest_emad.report.tiers import UNANSWERED_PAIRS
 from pytest_emad.statistics.verdicts import load_register
@@ -40,6 +40,7 @@ def find_contradictions(report: Report) -> list[str]:
         *_verdict_contradictions(report, tests),
         *_audit_contradictions(report, tests),
         *_attempt_contradictions(report),
+        *_known_gap_contradictions(report),
         *_repeat_contradictions(report),
         *_unexplained_failures(report),
         *_exit_status_contradictions(report),
@@ -74,7 +75,7 @@ def _verdict_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterato
             continue
         message = f"{claim['id']} of {claim['model']} is {claim['verdict']} and fails the run"
         entry = tests.get(claim["test"])
-        if entry is not None and is_known_gap(entry, report["settings"]):
+        if entry is not None and KNOWN_GAP in entry:
             continue
         if entry is None:
             if report["run"]["exit_status"] == 0:
@@ -89,7 +90,7 @@ def _audit_contradictions(report: Report, tests: Mapping[str, Any]) -> Iterator[
         entry = tests.get(audit["test"])
         if entry is None:
             yield f"audit {audit['check']} is of {audit['test']}, but no such test is on record; run again"
-        elif is_known_gap(entry, report["settings"]):
+        elif KNOWN_GAP in entry:
             continue
         elif audit["passed"] is False and entry["outcome"] not in FAILED and _is_finished(report, entry):
             message = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
@@ -104,7 +105,7 @@ def _attempt_contradictions(report: Report) -> Iterator[str]:
         attempts = entry.get("attempts") or ()
         if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _is_finished(report, entry):
             continue
-        if entry["nodeid"] in refuted or is_known_gap(entry, report["settings"]):
+        if entry["nodeid"] in refuted or KNOWN_GAP in entry:
             continue
         first, *others = attempts
         if first["outcome"] in FAILED or (entry["outcome"] in PASSED and first["outcome"] != "passed"):
@@ -114,6 +115,14 @@ def _attempt_contradictions(report: Report) -> Iterator[str]:
                 f"{entry['nodeid']}: reported as {entry['outcome']}, although {what} {_attempt_text(first)}{then}; "
                 f"{_contradiction_remedy(entry)}"
             )
+
+
+def _known_gap_contradictions(report: Report) -> Iterator[str]:
+    """Entries marked as a known gap that are not listed, or did not fail themselves."""
+    for entry in report["tests"]:
+        if KNOWN_GAP in entry and not known_gap_mark(entry, report["settings"]):
+            gap = f"reported as known gap {entry[KNOWN_GAP]!r}"
+            yield f"{entry['nodeid']}: {gap}, but no such test is listed and failed by itself; {OUTCOME_REMEDY}"
 
 
 def _repeat_contradictions(report: Report) -> Iterator[str]:

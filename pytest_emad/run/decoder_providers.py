@@ -73,9 +73,10 @@ class ReferenceProvider:
 class RemoteProvider:
     """The provider of ``--emad-decoder``: one connection per run, opened at the first request."""
 
-    def __init__(self, address: Address, seconds: float, dtype: str | None) -> None:
-        self._address, self._seconds, self._dtype = address, seconds, dtype
-        self.emad_origin = f"{'server' if isinstance(address, UrlAddress) else 'process'} {address}"
+    def __init__(self, address: Address, seconds: float, dtype: str | None, baseline: UrlAddress | None) -> None:
+        self._arguments = address, seconds, dtype, baseline
+        without = "" if baseline is None else f", without its rule {baseline}"
+        self.emad_origin = f"{'server' if isinstance(address, UrlAddress) else 'process'} {address}{without}"
         self._distant: RemoteDecoders | None = None
 
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
@@ -84,7 +85,7 @@ class RemoteProvider:
                 RemoteDecoders,  # imports torch, so import it only for a request
             )
 
-            self._distant = RemoteDecoders(self._address, self._seconds, self._dtype)
+            self._distant = RemoteDecoders(*self._arguments)
         return self._distant.make(request)
 
     @property
@@ -103,7 +104,10 @@ def register_providers(config: pytest.Config) -> None:
     asked_for = get_run_settings(config)
     if asked_for.decoder is not None:
         distant = RemoteProvider(
-            asked_for.decoder, asked_for.decoder_timeout or REMOTE_TIMEOUT_S, asked_for.study.decoder_dtype
+            asked_for.decoder,
+            asked_for.decoder_timeout or REMOTE_TIMEOUT_S,
+            asked_for.study.decoder_dtype,
+            asked_for.decoder_baseline,
         )
         config.pluginmanager.register(distant, REMOTE_PROVIDER)
         config.add_cleanup(distant.close)
@@ -176,7 +180,7 @@ def _sole_provider(config: pytest.Config) -> str | None:
 def features_required_by_request(request: Request) -> tuple[str, ...]:
     """Features that ``request`` needs beyond greedy full depth: exits, sampling, and fields of the point by name."""
     point = request.point
-    if point.has_fixed_depth and point.ceiling == point.layers:
+    if point.is_full_depth:
         exits: list[str] = []
     else:
         given = [field for field in fields(point) if field.default is not MISSING and field.name not in PLAIN_FIELDS]

@@ -190,7 +190,7 @@ class GuardedDecoder:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._decoder, name)
-        return self._limited(name, value) if name in ("draft_counts", "abort_stream") else value
+        return self._limited(name, value) if name in ("draft_counts", "energy_j", "abort_stream") else value
 
     def _limited(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def limited(*arguments: Any) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 
 from emad_ref.models.bundled import BUNDLED_PAIR
 from pytest_emad.measurements import option_values
-from pytest_emad.measurements.acceptance_record import parse_acceptance_record
 from pytest_emad.measurements.study import BUDGETS, FLOP_EVIDENCE, START_S
-from pytest_emad.remote.address import ADDRESS_FORMS, parse_address
+from pytest_emad.remote.address import ADDRESS_FORMS, parse_address, parse_url
+from pytest_emad.report.acceptance import read_acceptance_record
 from pytest_emad.report.tiers import TIERS
 from pytest_emad.statistics.gate import GATES, INCONCLUSIVE, REQUIREMENTS
 from pytest_emad.tasks.sandbox import CODE_EXECUTION
@@ -154,6 +154,14 @@ OPTIONS: tuple[PluginOption, ...] = (
         "ADDRESS",
     ),
     PluginOption(
+        "decoder-baseline",
+        parse_url,
+        None,
+        "server of the same engine without its exit rule: it answers requests at full depth, the server of "
+        "--emad-decoder those under its rule, and ENG-7 compares the two, also under load (docs/engines.md)",
+        "URL",
+    ),
+    PluginOption(
         "decoder-timeout",
         option_values.parse_seconds,
         None,
@@ -254,10 +262,11 @@ OPTIONS: tuple[PluginOption, ...] = (
     ),
     PluginOption(
         "acceptance-record",
-        parse_acceptance_record,
+        read_acceptance_record,
         None,
-        "golden curve of acceptance lengths for ENG-5: YAML of model, thinking mode and number of drafted tokens, as "
-        "InferenceX writes it. A level with one entry need not be named",
+        "acceptance length on record for ENG-5: the report folder of an earlier run, a second sample; or a golden "
+        "curve in YAML, taken as exact: model, thinking mode and number of drafted tokens, as InferenceX writes it. A "
+        "level with one entry need not be named",
         "FILE[,MODEL,MODE,DRAFTED]",
     ),
     PluginOption(

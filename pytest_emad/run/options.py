@@ -26,7 +26,7 @@ from pytest_emad.measurements.study import (
     Study,
     resolve_pair_names_from_options,
 )
-from pytest_emad.remote.address import Address
+from pytest_emad.remote.address import Address, UrlAddress
 from pytest_emad.report.known_gaps import read_known_gaps
 from pytest_emad.report.tiers import STATED_CLAIM
 from pytest_emad.run.option_table import OPTIONS, PluginOption
@@ -49,6 +49,7 @@ class RunSettings:
     all_claims: bool
     backend: str | None
     decoder: Address | None
+    decoder_baseline: UrlAddress | None  # the same engine without its exit rule
     decoder_timeout: float | None
     tier: str | None
     process_timeout: float
@@ -166,7 +167,7 @@ def _read_settings(config: pytest.Config) -> RunSettings:
             lambda: _require_each_once("--emad-model", given["models"], "each model once"),
             lambda: _require_each_once("--emad-waive", [of for of, _ in given["waive"]], "each name once"),
             lambda: _require_known_claims(given["gate_claims"], register),
-            lambda: _require_valid_provider(given["backend"], given["decoder"]),
+            lambda: _require_valid_provider(given["backend"], given["decoder"], given["decoder_baseline"]),
             lambda: _require_valid_update(given["update_golden"], given["golden"], config, os.environ),
         )
     )
@@ -204,8 +205,14 @@ def _require_known_claims(names: frozenset[str], register: Mapping[str, Claim]) 
             raise BadArgument("--emad-gate-claims", name, expected, suggest_nearest(name, register))
 
 
-def _require_valid_provider(backend: str | None, decoder: Address | None) -> None:
-    """A run judges one decoder, so ``--emad-backend`` and ``--emad-decoder`` exclude each other."""
+def _require_valid_provider(backend: str | None, decoder: Address | None, baseline: UrlAddress | None) -> None:
+    """A run judges one decoder, so ``--emad-backend`` and ``--emad-decoder`` exclude each other.
+
+    The baseline of a server is another server.
+    """
+    if baseline is not None and (not isinstance(decoder, UrlAddress) or baseline == decoder):
+        expected, remedy = "another URL than that of --emad-decoder", "name the server with the rule there"
+        raise BadArgument("--emad-decoder-baseline", str(baseline), expected, remedy)
     if decoder is not None and backend is not None:
         raise BadArgument("--emad-backend", backend, "no --emad-backend beside --emad-decoder", "leave one of them out")
 

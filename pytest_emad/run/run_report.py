@@ -26,6 +26,7 @@ from _pytest.junitxml import xml_key  # pytest has no hook for class names
 from emad_ref.errors import escape_unsafe
 from emad_ref.files import BadFile, append_text, read_bytes
 from pytest_emad.report.deselection import PREFIX, describe_deselections
+from pytest_emad.report.known_gaps import known_gap_mark
 from pytest_emad.report.provenance import (
     ANSWERED,
     DECLINED,
@@ -260,9 +261,11 @@ class RunRecord:
         described = {facts["name"] for facts in self.records["models"]}
         left_out = {entry["nodeid"] for entry in deselected} | self.tests.keys()
         unseen = [_test_entry(n, name) for n, name in self._collected.items() if done and n not in left_out]
-        claims = self._claims
+        claims, settings = self._claims, self.settings.to_json()
         tests = [
-            entry | ({"claim": claims[entry["nodeid"]]} if entry["nodeid"] in claims else {})
+            entry
+            | ({"claim": claims[entry["nodeid"]]} if entry["nodeid"] in claims else {})
+            | known_gap_mark(entry, settings)
             for entry in (*self.tests.values(), *unseen)
         ]
         threads = self._provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
@@ -293,9 +296,9 @@ class RunRecord:
                 *self.records["models"],
                 *({"name": name} for name in self.settings.models if name not in described),
             ],
-            "settings": self.settings.to_json(),
+            "settings": settings,
             **{key: self.records[key] for key in ("points", "claims", "tables", "goldens")},
-            "notes": [*self.records["notes"], *describe_deselections(deselected, self.settings.to_json())],
+            "notes": [*self.records["notes"], *describe_deselections(deselected, settings)],
             "known": self.records["known"],
             "tests": tests,
             **{key: self.records[key] for key in ("audits", "repeats")},

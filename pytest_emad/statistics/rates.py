@@ -47,6 +47,7 @@ RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one
 FARTHER = 2.0  # distance of an unseen unit from the mean, in distances of the farthest observed unit
 PICKS_AT_ONCE = 2**16  # of documents for bootstrap samples: a processor's cache holds them, ten times faster than all
 FEWEST_DIFFERING = 10  # least differing units for a meaningful bootstrap
+RATIO = "× on record"  # unit of a ratio to a recorded mean
 NEIGHBOUR_BLOCKS = (32, 16)  # blocks of neighbours in corpus order whose totals also give the sampling error
 
 
@@ -161,6 +162,55 @@ def estimate_from_bootstrap_t_values(
         unit,
         f"studentised bootstrap, {many:,} samples of {noun}, and Student's t",
         noun,
+    )
+
+
+def _standard_error_of_interval(value: float, low: float, high: float, n: int, level: float = 0.95) -> float:
+    """The standard error by which Student's t of ``n`` units reaches the farther bound; inf without a bound."""
+    return max(high - value, value - low) / float(stats.t.ppf((1 + level) / 2, n - 1))
+
+
+def estimate_ratio_to_sample(
+    mean: Estimate, recorded: float, interval: tuple[float, float], n: int, *, threshold: float, level: float = 0.95
+) -> Estimate:
+    """``mean`` over the mean of another, independent sample, by Welch's t test and Fieller's interval.
+
+    The ratio exceeds θ if m − θ·r exceeds 0, whose variance is the sum of both, se² + θ²·e², with Welch's degrees of
+    freedom at ``threshold`` (Welch 1947; Fieller 1954). The standard errors are those of the farther bounds, so skew
+    that a bootstrap found counts.
+
+    Parameters
+    ----------
+    mean : Estimate
+        Of this sample, at ``level``.
+    recorded : float
+        Mean of the other sample, above 0.
+    interval : (float, float)
+        Its bounds, at ``level``.
+    n : int
+        Units of the other sample, at least 2.
+    """
+    value, own = mean.value / recorded, _standard_error_of_interval(mean.value, mean.low, mean.high, mean.n, level)
+    error = _standard_error_of_interval(recorded, *interval, n, level)
+    told = f"Welch's t of two samples, {mean.n} and {n} {mean.noun}; Fieller's interval"
+    if not (math.isfinite(own) and own + error > 0):
+        return replace(mean, value=value, low=0.0, high=math.inf, p_above=1.0, p_below=1.0, unit=RATIO, method=told)
+    parts = own**2, (threshold * error) ** 2
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (mean.n - 1) + parts[1] ** 2 / (n - 1))
+    t = (mean.value - threshold * recorded) / math.sqrt(sum(parts))
+    reach = float(stats.t.ppf((1 + level) / 2, freedom))
+    curve, end = recorded**2 - (reach * error) ** 2, mean.value**2 - (reach * own) ** 2
+    root = math.sqrt(max(0.0, (mean.value * recorded) ** 2 - curve * end))
+    return replace(
+        mean,
+        value=value,
+        low=(mean.value * recorded - root) / curve if curve > 0 else 0.0,
+        high=(mean.value * recorded + root) / curve if curve > 0 else math.inf,
+        p_above=float(stats.t.sf(t, freedom)),
+        p_below=float(stats.t.cdf(t, freedom)),
+        unit=RATIO,
+        method=told,
+        distance=ThresholdDistance(threshold - value, math.sqrt(sum(parts)) / recorded),
     )
 
 

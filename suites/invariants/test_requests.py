@@ -18,9 +18,10 @@ from emad_ref.protocol import Decoder, Unsupported
 from pytest_emad.audit.requests import check_and_time_streams, check_temperatures_at_once
 from pytest_emad.audit.sampling import draw_temperature
 from pytest_emad.audit.shared_prefixes import VARIATIONS, check_nested_prompts, check_shared_prefixes
+from pytest_emad.benchmark.arrivals import stream_latency_rows
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.report.provenance import STREAMING
-from pytest_emad.report.tables import STREAM_TIMES, stream_latency_rows
+from pytest_emad.report.tables import STREAM_TIMES
 from pytest_emad.run.recorder import Recorder
 from pytest_emad.run.suite_support import AuditFindingGate
 

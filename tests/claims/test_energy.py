@@ -10,9 +10,10 @@ import torch
 
 from emad_ref.absent import Absent
 from emad_ref.models.loading import load
+from emad_ref.protocol import Prompt, Request, Unsupported
 from pytest_emad.benchmark.energy import EnergyResult
 from pytest_emad.claims import energy
-from pytest_emad.claims.base import ClaimContext, answer_question, find_question_of_claim
+from pytest_emad.claims.base import Answer, ClaimContext, answer_question, find_question_of_claim
 from pytest_emad.claims.energy import (
     decide_energy,
     find_device_uuid,
@@ -21,8 +22,9 @@ from pytest_emad.claims.energy import (
     open_energy_counter,
 )
 from pytest_emad.measurements.model_measurements import ModelMeasurements
-from pytest_emad.measurements.run_resources import RunResources
+from pytest_emad.measurements.run_resources import RunResources, make_decoder_on_judge_model
 from pytest_emad.measurements.study import BUDGETS, Study
+from pytest_emad.remote.token_decoder import Completion, TokenDecoder
 from pytest_emad.statistics.verdicts import load_register
 from tests.unit.test_energy import Board
 
@@ -90,16 +92,17 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
 def test_the_instrument_and_its_self_check_are_told():
     told = energy.format_energy_note(energy.add_counter_checks_to_result(energies(0.8), 0.1, 1.02))
     where = "in this process alone (another on the device spoils a window)"
-    assert (
-        told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
-    )
+    absent = "; no prefill: not measured; no idle: not measured; no temperature: not measured"
+    checked = "moves every 100 ms; counted over integrated power: 1.02"
+    assert told == f"energy counter; {where}; {checked}{absent}; 0 windows spoiled"
     alone = energy.add_counter_checks_to_result(energies(0.8), 0.1, Absent("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
 def test_the_note_says_which_instrument_and_what_was_spoiled():
     said = energy.format_energy_note(energies(0.8, spoiled=("throttled",), caveats=("sharing cannot be ruled out",)))
-    assert said.endswith("; sharing cannot be ruled out; 1 windows spoiled")
+    assert "; sharing cannot be ruled out; no prefill" in said
+    assert said.endswith("; 1 windows spoiled")
 
 
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
@@ -116,6 +119,105 @@ def test_a_model_on_two_devices_has_no_counter():
     with open_energy_counter(SimpleNamespace(device=places[0], devices=places)) as counter:
         assert counter == Absent("the model lies on 2 devices, and a counter sees one of them")
     assert find_device_uuid(places[0]) is None
+
+
+def replay_board(monkeypatch: pytest.MonkeyPatch, board: Board) -> None:
+    """Let the claim read ``board``, whose device takes 60 W while it idles, by the clock of the board."""
+    real, idle = energy.measure_energy_pairs, energy.measure_idle_watts
+    monkeypatch.setattr(energy, "measure_energy_pairs", lambda *a, **k: real(*a, **k, clock=board.clock))
+    resting = {"clock": board.clock, "sleep": lambda seconds: board.spend(seconds, 60.0)}
+    monkeypatch.setattr(energy, "measure_idle_watts", lambda counter: idle(counter, **resting))
+    monkeypatch.setattr(energy, "measure_refresh_seconds", lambda counter: 0.02)
+    monkeypatch.setattr(energy, "counter_to_power_ratio", lambda *a, **k: 1.0)
+
+
+class CountsItself(TokenDecoder):
+    """A decoder at full depth that counts the joules of its own ``board``, which its requests spend."""
+
+    def __init__(self, request: Request, board: Board):
+        super().__init__(request)
+        self.board, self.decoder = board, make_decoder_on_judge_model(request)
+
+    def complete(self, prompts, max_new, stop):
+        record = self.decoder.generate([Prompt(prompt) for prompt in prompts], max_new, stop)
+        self.board.spend(2.0 + max_new, 300.0)
+        rows = zip(record.emitted, record.stop, strict=True)
+        return [Completion(tokens, reason == "stop token") for tokens, reason in rows]
+
+    def energy_j(self):
+        return self.board.energy_mj() / 1000
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, made: type[CountsItself]) -> Answer:
+    """The answer of EMAD-N1 for a decoder that counts its own joules and declines exits."""
+    board = Board()
+    evidence = ModelMeasurements(
+        load("emad-nano"), Study(corpus="self"), RunResources(make_decoder=lambda request: made(request, board))
+    )
+    evidence.latency.request_shape = (8, 4)
+    replay_board(monkeypatch, board)
+    return answer_question(find_question_of_claim("EMAD-N1"), evidence, asked())
+
+
+def test_a_decoder_that_counts_its_own_joules_shows_full_depth_where_it_declines_exits(monkeypatch):
+    answer = answered(monkeypatch, CountsItself)
+    assert (answer.verdict.verdict, answer.verdict.estimate) == ("not applicable", None)
+    assert answer.refused is not None
+    (table,) = answer.attachments.tables
+    assert [(row["batch"], row["arm"]) for row in table.rows] == [(1, "full"), (4, "full")]
+    assert table.rows[0]["decode, J per output token"] == pytest.approx(300)
+    assert table.rows[0]["idle, W"] == pytest.approx(60)
+    note = answer.attachments.notes[0]
+    assert "the decoder's energy counter; all work of its device counts" in note
+    assert "no temperature: the decoder shows no temperature" in note
+
+
+class Resets(CountsItself):
+    """Its counter begins anew now and then."""
+
+    def energy_j(self):
+        return super().energy_j() % 1000
+
+
+class Gone(CountsItself):
+    """Its counter is gone after some requests."""
+
+    def energy_j(self):
+        if self.board.now > 120:
+            raise Unsupported("the server counts no energy: /energy_metrics has status 503")
+        return super().energy_j()
+
+
+class Stands(CountsItself):
+    def energy_j(self):
+        return 7.0
+
+
+class Negative(CountsItself):
+    def energy_j(self):
+        return -1.0
+
+
+class NoNumber(CountsItself):
+    def energy_j(self):
+        return "12 J"
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (Resets, "the energy counter went back from"),
+        (Gone, "/energy_metrics has status 503"),
+        (Stands, "the energy counter stood still"),
+        (Negative, "energy_j() is -1.0, but expected a finite number of joules"),
+        (NoNumber, "energy_j() is '12 J', but expected a finite number of joules"),
+    ],
+)
+def test_a_broken_counter_of_a_decoder_is_a_reason_and_no_number(made, reason, monkeypatch):
+    answer = answered(monkeypatch, made)
+    assert answer.attachments.tables == ()
+    assert reason in " ".join([answer.verdict.reason, *answer.attachments.notes])
+    assert answer.verdict.estimate is None
 
 
 def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
@@ -136,7 +238,7 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
 
         def generate(self, prompts, new, stop):
             asked_of.append((len(prompts), new))
-            board.spend(6.0, 300.0)
+            board.spend(2.0 + new, 300.0)  # a prefill of two seconds, and one for each token
             return self._decoder.generate(prompts, new, stop)
 
     make = evidence.resources.make_decoder
@@ -144,17 +246,28 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
         evidence.loaded, evidence.study, RunResources(make_decoder=lambda request: Counted(make(request)))
     )
     counted.latency.request_shape, counted.latency.most_saving_point = (8, 4), evidence.subject.full_depth_point
-    real = energy.measure_energy_pairs
-    monkeypatch.setattr(energy, "measure_energy_pairs", lambda *a, **k: real(*a, **k, clock=board.clock))
-    monkeypatch.setattr(energy, "measure_refresh_seconds", lambda counter: 0.02)
-    monkeypatch.setattr(energy, "counter_to_power_ratio", lambda *a, **k: 1.0)
+    replay_board(monkeypatch, board)
     found = measure_energy_by_batch_size(counted, board)
     assert list(found) == [1, 4]
     for rows, each in found.items():
         assert isinstance(each, EnergyResult)
         assert each.tokens["full"].tolist() == [4 * rows] * energy.SMOKE_PAIRS
         assert each.joules["adaptive"].tolist() == [1800.0] * energy.SMOKE_PAIRS
-    assert set(asked_of) == {(1, 4), (4, 4)}
+        row = energy.make_energy_row(rows, "adaptive", each)
+        assert row == {
+            "batch": rows,
+            "arm": "adaptive",
+            "J per output token": pytest.approx(1800 / (4 * rows)),
+            "J per input or output token": pytest.approx(1800 / (12 * rows)),
+            "prefill, J per input token": pytest.approx(900 / (8 * rows)),
+            "decode, J per output token": pytest.approx(300 / rows),
+            "idle, W": pytest.approx(60.0),
+            "above idle, J per output token": pytest.approx(6.0 * (300 - 60) / (4 * rows)),
+            "before, °C": {1: 40.0, 4: 44.0}[rows],
+            "after, °C": {1: 41.0, 4: 45.0}[rows],
+        }
+        assert ": not measured" not in energy.format_energy_note(each)
+    assert set(asked_of) == {(1, 4), (4, 4), (1, 1), (4, 1)}
 
 
 @pytest.mark.parametrize(
@@ -168,8 +281,9 @@ def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int,
     monkeypatch.setattr(energy, "measure_energy_pairs", lambda arms, count, *a, **k: wanted.append(count) or none)
     monkeypatch.setattr(energy, "measure_refresh_seconds", lambda counter: 0.02)
     monkeypatch.setattr(energy, "counter_to_power_ratio", lambda *a, **k: 1.0)
-    assert energy.measure_energy_against_full_depth(evidence, Board(), 1) == none
-    assert wanted == [pairs]
+    monkeypatch.setattr(energy, "measure_idle_watts", lambda counter: 60.0)
+    assert energy.measure_energy_of_arms(evidence, Board(), 1) == none
+    assert wanted == [pairs, energy.SMOKE_PAIRS]
 
 
 def test_nothing_is_tried_after_the_first_batch_size_that_cannot_be_measured():

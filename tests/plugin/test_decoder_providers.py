@@ -207,8 +207,8 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
     class StandIn:
         request_counts: ClassVar[dict[str, int]] = {}
 
-        def __init__(self, where: object, seconds: float, dtype: str | None) -> None:
-            told.append((str(where), seconds, dtype))
+        def __init__(self, where: object, seconds: float, dtype: str | None, baseline: object) -> None:
+            told.append((str(where), seconds, dtype, baseline))
 
         def make(self, request: Any) -> str:
             return f"elsewhere {request.model.name}"
@@ -230,4 +230,4 @@ def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
         "bfloat16",
     )
     run("-p", "one", "-p", "two", *options).assert_outcomes(passed=2)
-    assert told == [("tcp:127.0.0.1:7007", 3.0, "bfloat16"), "closed"]
+    assert told == [("tcp:127.0.0.1:7007", 3.0, "bfloat16", None), "closed"]

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from pytest_emad.measurements.acceptance_record import AcceptanceRecord
 from pytest_emad.measurements.study import BUDGETS
-from pytest_emad.remote.address import ProgramAddress, ServerAddress
+from pytest_emad.remote.address import ProgramAddress, ServerAddress, UrlAddress
 from pytest_emad.report import provenance
 from pytest_emad.run.option_table import OPTIONS
 from pytest_emad.run.options import RunSettings, get_run_settings
@@ -91,7 +91,7 @@ def expected(project: pytest.Pytester, name: str) -> Any:
 
 
 def test_the_table_of_values_has_every_option_but_the_switch() -> None:
-    tried_apart = {"all-claims", "update-golden", "small-model", "large-model"}
+    tried_apart = {"all-claims", "update-golden", "small-model", "large-model", "decoder-baseline"}
     assert set(VALUES) | tried_apart == {option.name for option in OPTIONS}
 
 
@@ -368,3 +368,16 @@ def test_bad_values_are_usage_errors(run: Run, arguments: list[str], said: str) 
     result = run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert said in "\n".join(result.errlines + result.outlines)
+
+
+def test_a_baseline_is_another_server_than_the_one_with_the_rule(project: pytest.Pytester) -> None:
+    with_rule, without = "--emad-decoder=http://127.0.0.1:8000", "--emad-decoder-baseline=http://127.0.0.1:8001/v1"
+    found = parsed(project, with_rule, without)
+    assert found.decoder_baseline == UrlAddress("http://127.0.0.1:8001/v1", "127.0.0.1", 8001, "", False)
+    assert found.to_json()["decoder_baseline"] == "http://127.0.0.1:8001/v1"
+    same = without.replace("8001/v1", "8000")
+    for arguments in ([without], [without, "--emad-decoder=tcp:127.0.0.1:7007"], [same, with_rule]):
+        with pytest.raises(pytest.UsageError, match="expected another URL than that of --emad-decoder"):
+            parsed(project, *arguments)
+    with pytest.raises(pytest.UsageError, match=r"--emad-decoder-baseline='tcp:.*expected http"):
+        parsed(project, with_rule, "--emad-decoder-baseline=tcp:127.0.0.1:7007")

@@ -100,7 +100,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     result = run("--emad-report", "out/deep", "--emad-model", "emad-tiny", "--emad-model", "other", "--emad-seed", 5)
     result.stdout.fnmatch_lines(["emad: report written to *report.json"])
     report = report_of(project.path / "out" / "deep")
-    assert (report["format"], report["schema"], len(report["sha256"])) == ("report", 7, 64)
+    assert (report["format"], report["schema"], len(report["sha256"])) == ("report", 8, 64)
     assert report["models"] == [{"name": "emad-tiny", "fingerprint": "abc", "layers": 12}, {"name": "other"}]
     assert [(claim["id"], claim["verdict"], claim["gate"]) for claim in report["claims"]] == [
         ("EMAD-F1", "falsified", True),

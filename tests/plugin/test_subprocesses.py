@@ -26,7 +26,7 @@ class Asking:
         if self.then == "hang":
             print("a decoder that never answers", flush=True)
             time.sleep(600)
-        point = SimpleNamespace(has_fixed_depth=True, ceiling=1, layers=1)
+        point = SimpleNamespace(is_full_depth=True)
         decoder = host.make_decoder(SimpleNamespace(point=point, temperature=0.0))
         return decoder, os.getpid()
 """

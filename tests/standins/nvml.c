@@ -58,11 +58,23 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
     if (has("no-counter")) return NOT_SUPPORTED;
     if (has("energy-forbidden")) return NO_PERMISSION;
     if (has("device-lost")) return LOST;
+    if (has("counter-resets")) { /* at each reading the driver was loaded later */
+        static unsigned resets;
+        *millijoules = 1000000000ull - 1000 * resets++;
+        return OK;
+    }
     double now = seconds();
     if (read_at > 0 && !has("counter-stands")) used_mj += (now - read_at) * milliwatts;
     read_at = now;
     *millijoules = 1000000000ull + (unsigned long long)used_mj;
     return OK;
+}
+
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius) {
+    static unsigned read;
+    if (has("no-temperature")) return NOT_SUPPORTED;
+    *celsius = 40 + read++;
+    return sensor == 0 ? OK : NOT_FOUND;
 }
 
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *power) {

@@ -621,7 +621,7 @@ def test_report_shows_what_changed_since_another(tmp_path, capsys):
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m"))
     stored = (bad / "report.json").read_text(encoding="utf-8")
-    (bad / "report.json").write_text(stored.replace('"schema": 7', '"schema": 4'), encoding="utf-8")
+    (bad / "report.json").write_text(stored.replace('"schema": 8', '"schema": 4'), encoding="utf-8")
     other, blocked, mine = written(tmp_path / "other", reported("n")), tmp_path / "file", tmp_path / "mine"
     blocked.touch()
     mine.mkdir()
@@ -630,7 +630,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     (mine / "index.html").write_text("<h1>My page</h1>")
     for argv, message in (
         ([tmp_path / "none"], "report.json' cannot be read (No such file or directory)"),
-        ([bad], "has schema=4, but this version reads 7 alone"),
+        ([bad], "has schema=4, but this version reads 8 alone"),
         ([good, bad, "--out", tmp_path / "out"], "has schema=4"),
         ([good, other], "out=None, but expected a folder for the pages"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),

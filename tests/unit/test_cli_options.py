@@ -21,6 +21,7 @@ STEM_END = re.compile(r"[,;:(]")  # what follows is about one verb, or names the
 VALUES = {
     "only": "EMAD-F1,EMAD-R*", "pair": "emad-nano,emad-tiny", "waive": "EMAD-F2=no time yet", "corpus": "self",
     "device": "cpu", "decoder": "tcp:127.0.0.1:7007", "decoder-timeout": "30", "process-timeout": "60", "margin": "0.2",
+    "decoder-baseline": "http://127.0.0.1:8001",
     "require": "quality", "seed": "3", "limit": "4", "data": ".", "task-path": ".", "golden": ".", "report": "out",
     "profile": "file", "exit": "file", "register": "file",
     "known-gaps": "file", "acceptance-record": "curve.yaml",

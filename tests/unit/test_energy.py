@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from pytest_emad.benchmark.energy import (
     integrate_power,
     measure_energy_pairs,
     measure_energy_window,
+    measure_idle_watts,
     open_nvml_counter,
 )
 
@@ -35,6 +37,7 @@ class Board:
     def __init__(self, source="energy counter"):
         self.source, self.now, self.millijoules, self.slow, self.listed = source, 100.0, 7_000_000, 0, [ME]
         self.log: list[tuple[str, int, int]] = []
+        self.read = 0  # readings of the temperature
 
     def clock(self) -> float:
         return self.now
@@ -63,9 +66,14 @@ class Board:
     def process_ids(self) -> frozenset[int]:
         return frozenset(self.listed)
 
+    def temperature_c(self) -> float:
+        self.read += 1
+        return 39.0 + self.read
+
 
 def run(board, pairs=6, seed=0, arms=None, **options):
-    arms = arms or {"full": board.arm("full", 2.0, 300.0, 10), "adaptive": board.arm("adaptive", 1.5, 280.0, 10)}
+    if arms is None:
+        arms = {"full": board.arm("full", 2.0, 300.0, 10), "adaptive": board.arm("adaptive", 1.5, 280.0, 10)}
     return measure_energy_pairs(arms, pairs, np.random.default_rng(seed), board, clock=board.clock, **options)
 
 
@@ -84,6 +92,63 @@ def test_joules_per_token_are_those_spent_between_the_readings():
     assert measured.joules_per_token_by_pair("adaptive") == pytest.approx([42.0] * 6)
     assert (measured.source, measured.device) == ("energy counter", "Board (GPU-test)")
     assert measured.spoiled == measured.caveats == ()
+
+
+def test_the_temperature_is_read_before_the_first_window_and_after_the_last():
+    assert run(Board(), pairs=2).temperature_c == (40.0, 41.0)
+    board = Board()
+    board.temperature_c = lambda: unreadable("not supported by this device")
+    assert run(board, pairs=2).temperature_c == Absent("not supported by this device")
+
+
+def unreadable(reason):
+    raise CounterUnreadable(reason)
+
+
+def test_idle_power_is_that_of_a_window_without_requests():
+    board = Board()
+    resting = {"clock": board.clock, "sleep": lambda seconds: board.spend(seconds, 55.0)}
+    assert measure_idle_watts(board, **resting) == pytest.approx(55.0)
+    still = {"clock": board.clock, "sleep": lambda seconds: board.spend(seconds, 0.0)}
+    assert measure_idle_watts(board, **still) == Absent("idle: the energy counter stood still")
+    board.slow = 0x40
+    assert measure_idle_watts(board, **resting) == Absent("idle: clocks throttled: hardware thermal slowdown")
+
+
+def phases(prefill_j, whole_j, new=5):
+    """Three requests of two rows, eight tokens of prompt each, for one token and for ``new``."""
+
+    def result(joules, tokens):
+        columns = [np.full(3, value) for value in (joules, 2.0, tokens, 1)]
+        joules, seconds, tokens, requests = ({"full": column} for column in columns)
+        return EnergyResult(
+            joules, seconds, tokens, ("full",) * 3, "energy counter", "Board", (), (), requests=requests,
+            prompt_tokens=16,
+        )  # fmt: skip
+
+    return replace(result(whole_j, 2 * new), prefill=result(prefill_j, 2), idle_w=10.0)
+
+
+def test_prefill_and_decode_are_told_apart():
+    found = phases(prefill_j=32.0, whole_j=112.0)
+    assert found.joules_per_prompt_token("full") == pytest.approx(2.0)
+    assert found.joules_per_decoded_token("full") == pytest.approx(80 / 8)
+    assert found.joules_per_token("full") == pytest.approx(11.2)
+    assert found.joules_per_token_read_or_generated("full") == pytest.approx(112 / 26)
+    assert found.joules_per_token_above_idle("full") == pytest.approx((112 - 20) / 10)
+
+
+@pytest.mark.parametrize(("whole_j", "new"), [(30.0, 5), (40.0, 1)])
+def test_a_request_that_costs_no_more_than_its_prefill_has_no_decode(whole_j, new):
+    found = phases(prefill_j=32.0, whole_j=whole_j, new=new).joules_per_decoded_token("full")
+    assert isinstance(found, Absent)
+    assert "J more than its prefill" in found.reason
+
+
+def test_what_was_not_measured_beside_the_windows_is_no_number():
+    found = run(Board(), pairs=2)
+    of = found.joules_per_prompt_token, found.joules_per_decoded_token, found.joules_per_token_above_idle
+    assert [each("full") for each in of] == [Absent("not measured")] * 3
 
 
 def test_the_ratio_of_joules_per_token_goes_into_the_interval_of_pairs():
@@ -369,7 +434,7 @@ def test_averaged_power_of_a_window_shorter_than_a_second_is_spoiled():
         ({"spare": -1}, "spare"),
         ({"min_seconds": 0.0}, "min_seconds"),
         ({"min_seconds": float("nan")}, "min_seconds"),
-        ({"arms": {"full": lambda pair, request: 1}}, "arms"),
+        ({"arms": {}}, "arms"),
     ],
 )
 def test_misuse_is_refused_by_name(change, named):
@@ -431,6 +496,9 @@ class Library:
     def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
         return self.boards[handle] + 1
 
+    def nvmlDeviceGetTemperature(self, handle, sensor):  # noqa: N802
+        return 47 if sensor == 0 else 99
+
     def nvmlDeviceGetCudaComputeCapability(self, handle):  # noqa: N802
         return self.capability
 
@@ -468,6 +536,7 @@ def test_the_board_is_found_by_uuid_whatever_cuda_numbers_it(library, monkeypatc
             assert counter.source == "energy counter"
             assert counter.throttle_reason_bits() == 0x5
             assert counter.process_ids() == {11, 12, 13}
+            assert counter.temperature_c() == 47.0
 
 
 @pytest.mark.parametrize("absent", [3, 13])

@@ -31,11 +31,14 @@ for faults in json.loads(sys.argv[1]):
         name = getattr(counter, "device", "")
         taken = energy.measure_energy_pairs({"full": arm, "early": arm}, 1, np.random.default_rng(0), counter,
                               min_seconds=0.12, spare=0)
+        idle = counter if isinstance(counter, Absent) else energy.measure_idle_watts(counter, seconds=0.12)
     if isinstance(taken, Absent):
         results[faults] = {"device": name, "reason": taken.reason}
     else:
         watts = [float((taken.joules[each] / taken.seconds[each])[0]) for each in taken.joules]
-        results[faults] = {"device": name, "watts": watts, "source": taken.source, "caveats": taken.caveats}
+        results[faults] = {"device": name, "watts": watts, "source": taken.source, "caveats": taken.caveats,
+                           "idle": idle if isinstance(idle, float) else idle.reason,
+                           "celsius": getattr(taken.temperature_c, "reason", taken.temperature_c)}
 print(json.dumps(results))
 """
 
@@ -57,7 +60,9 @@ FAULTS: dict[str, str | None] = {
     "no-counter no-power": "not supported by this device",
     "energy-forbidden": "no permission to read the device",
     "device-lost": "the device was lost",
+    "no-temperature": None,
     "counter-stands": "the energy counter stood still",
+    "counter-resets": "the energy counter went back",
     "throttled": "hardware thermal slowdown",
     "desktop": "other processes on the device: 77",
 }
@@ -91,8 +96,15 @@ def test_every_fault_is_a_measurement_or_a_reason(results, fault):
     if reason is None:
         assert result.get("reason") is None
         assert result["watts"] == pytest.approx([250.0, 250.0], rel=0.1)
+        assert result["idle"] == pytest.approx(250.0, rel=0.1), "the stand-in never rests"
     else:
         assert reason in result["reason"]
+
+
+def test_the_temperature_is_on_record_or_its_absence(results):
+    before, after = results[""]["celsius"]
+    assert after == before + 1, "the stand-in is warmer at each reading"
+    assert results["no-temperature"]["celsius"] == "nvmlDeviceGetTemperature: not supported by this device"
 
 
 def test_a_name_that_is_not_utf8_is_said_and_costs_no_measurement(results):
@@ -144,6 +156,7 @@ from pytest_emad.claims import energy
 
 energy.find_device_uuid = lambda device: {board!r}
 energy.measure_energy_pairs = partial(energy.measure_energy_pairs, min_seconds=0.1)
+energy.measure_idle_watts = partial(energy.measure_idle_watts, seconds=0.1)
 energy.SMOKE_PAIRS = 30
 """
 
@@ -167,6 +180,14 @@ def test_energy_per_token_is_judged_end_to_end(standin, tmp_path, faults, reason
         assert claim["verdict"] in ("survived", "falsified", "inconclusive")
         assert claim["estimate"] > 0
         assert claim["n"] == 30
+        (table,) = (table for table in report["tables"] if table["title"].startswith("Energy of requests"))
+        assert [(row["batch"], row["arm"]) for row in table["rows"]] == [
+            (rows, arm) for rows in (1, 4) for arm in ("full", "adaptive")
+        ]
+        for row in table["rows"]:
+            assert row["idle, W"] == pytest.approx(250, rel=0.1)
+            assert row["after, °C"] > row["before, °C"]
+            assert 0 < row["J per input or output token"] < row["J per output token"]
     else:
         assert claim["verdict"] == "unmeasured"
         assert reason in claim["reason"]

@@ -123,7 +123,18 @@ def test_what_is_known_of_a_complaint_survives_its_words() -> None:
         except AuditRefutedError as first:
             raise AuditRefutedError("row 1 again", likely_cause=likely) from first
     finding = tally.to_finding()
-    assert (finding.complaint, finding.difference, finding.likely_cause) == ("step 1: row 1 again", difference, likely)
+    assert finding.complaint == "step 1: row 1 again; a gap: declare it"
+    assert (finding.difference, finding.likely_cause) == (difference, likely)
+    with (again := Tally("again")), prefix_raised_complaints("row 2: "):
+        finding.require()
+    assert (again.complaint or "").count("a gap: declare it") == 1
+    assert (again.difference, again.likely_cause) == (difference, likely)
+
+
+@pytest.mark.parametrize("tokens", [(1, 2), (2, 1)])
+def test_a_difference_expects_the_likelier_token(tokens: tuple[int, int]) -> None:
+    """Two answers that part say nothing of which one is wrong."""
+    assert FirstDifference.from_logits(4, *tokens, np.array([0.0, 1.5, 3.0])) == FirstDifference(4, 1, 2, 1.5)
 
 
 def test_complaints_of_one_requirement_have_one_cause_whatever_their_words() -> None:

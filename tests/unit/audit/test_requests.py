@@ -279,6 +279,38 @@ def test_streams_are_judged_over_all_answers_of_a_test() -> None:
         check_and_time_streams(replace(asked, decoder=Merging(None)), PROMPTS, 2 * NEW)
 
 
+class CuttingStreams(Threaded):
+    """Streams the answer to the last ``KEPT`` tokens of a prompt, without ``lost`` of its tokens."""
+
+    KEPT = 16
+
+    def __init__(self, lost: int) -> None:
+        super().__init__()
+        self.lost = lost
+
+    def token_arrivals(
+        self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int], stream: bool
+    ) -> list[TokenArrivals]:
+        read = [Prompt(prompt.tokens[-self.KEPT :]) for prompt in prompts] if stream else prompts
+        return super().token_arrivals(read, max_new - self.lost * stream, stop, stream)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_stream_that_parts_says_where_and_why(lost: int) -> None:
+    long = drawn((30, 26), 1)[0]
+    asked = DecoderUnderTest(CuttingStreams(lost), lens_of(tiny_neox()), full_depth(LAYERS), TOLERANCE)
+    finding, _ = check_and_time_streams(asked, long, NEW)
+    assert finding.passed is False
+    told = f"row 0, streamed beside 0: {NEW - lost} tokens, but {NEW} in the whole answer; they part at new token "
+    assert finding.complaint.startswith(told)
+    assert finding.difference is not None
+    new = finding.difference.position - len(long[0].tokens) + 1
+    assert finding.complaint.startswith(f"{told}{new}: ")
+    assert finding.likely_cause is not None
+    assert finding.likely_cause.kind == "prompt cut to 16 tokens"
+    assert finding.complaint.endswith(str(finding.likely_cause))
+
+
 def test_what_takes_one_request_at_a_time_and_streams_nothing_declines() -> None:
     plain = under_test(CachedDecoder, full_depth(LAYERS))
     for decoder in (plain, replace(plain, decoder=GenerateAlone())):

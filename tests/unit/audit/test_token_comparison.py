@@ -17,7 +17,7 @@ from emad_ref.exit_rules import softmax_response_point
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from pytest_emad.audit.finding import AuditRefutedError, Tally
+from pytest_emad.audit.finding import AuditRefutedError, FirstDifference, Tally
 from pytest_emad.audit.reference_logits import LogitLens, token_thresholds
 from pytest_emad.audit.token_comparison import (
     BadGoldenError,
@@ -141,6 +141,7 @@ def test_another_depth_is_a_difference_and_logits_are_read_where_it_stopped() ->
     found, wanted = [[LAYERS] * MANY], [[LAYERS] * 7 + [2] * (MANY - 7)]
     finding = compared(rows(), rows(), depths=(found, wanted))
     assert finding.detail.startswith("row 0, new token 7: 0 (depth 3), but expected 0 (depth 2), and no tie excuses it")
+    assert finding.difference is None, "the tokens are equal"
     assert compared(rows(), rows(), lens(near={9: 2}), depths=(found, wanted)).passed
     assert compared(rows(), rows(), lens(near={9: LAYERS}), depths=(found, wanted)).passed is False
 
@@ -332,7 +333,7 @@ SHOWN = np.array([0.0, 5.0, 5.0 - TOLERANCE, 0.0])
 def test_a_step_is_the_reference_decoders_up_to_a_tie(signal, depth, logits, emitted, said) -> None:
     judge = Judge(Tally("step", needed=0), None, AT_STEP, TOLERANCE)
     with judge.tally as tally:
-        same = require_reference_step(judge, "here", np.array([[signal]]), (1, SHOWN), depth, logits, emitted)
+        same = require_reference_step(judge, "here", np.array([[signal]]), (1, SHOWN), depth, logits, emitted, 7)
         assert same is (depth == 1)
     assert tally.n == 1
     if said is None:
@@ -340,6 +341,7 @@ def test_a_step_is_the_reference_decoders_up_to_a_tie(signal, depth, logits, emi
         assert tally.ties == (depth != 1) + (emitted == 2)
     else:
         assert re.search(f"^here: {said}", tally.complaint or "")
+    assert tally.difference == (FirstDifference(7, 3, 1, 5.0) if emitted == 3 else None)
 
 
 def test_thresholds_that_decay_are_compared_at_the_rows_own_position() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import socket
 import threading
@@ -1154,3 +1155,48 @@ def test_a_counter_that_is_no_count_fails_with_its_name() -> None:
 def test_a_server_without_counters_of_drafts_declines() -> None:
     with serve(Engine(complete)) as url, pytest.raises(Unsupported, match="counts no drafts"):
         opened(url).draft_counts()
+
+
+class CountsEnergy(Engine):
+    """TensorRT-LLM's ``/energy_metrics``."""
+
+    energy: tuple[int, Any] = (200, {"total_energy_j": 812.5, "query_time": 17.25})
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.energy if path == "/energy_metrics" else super().get(path)
+
+
+def test_the_joules_of_a_server_are_read() -> None:
+    with serve(CountsEnergy(complete)) as url:
+        assert opened(url).energy_j() == 812.5
+
+
+@pytest.mark.parametrize(
+    ("status", "reply", "said"),
+    [
+        (503, {"error": "Failed to read GPU energy"}, r"/energy_metrics has status 503 \(Failed to read GPU energy\)"),
+        (404, {"error": "not found"}, "counts no energy: /energy_metrics has status 404"),
+    ],
+)
+def test_a_server_without_a_counter_of_energy_declines(status: int, reply: Any, said: str) -> None:
+    server = CountsEnergy(complete)
+    server.energy = status, reply
+    with serve(server) as url, pytest.raises(Unsupported, match=said):
+        opened(url).energy_j()
+
+
+@pytest.mark.parametrize(
+    "reply", [{}, [], b"812.5 J", *({"total_energy_j": value} for value in (None, "812.5", -1, True, math.nan))]
+)
+def test_a_counter_of_energy_that_is_no_number_of_joules_fails(reply: Any) -> None:
+    server = CountsEnergy(complete)
+    server.energy = 200, reply
+    with serve(server) as url, pytest.raises(DecoderFailed, match="is no number of joules ≥ 0"):
+        opened(url).energy_j()
+
+
+def test_a_counter_of_energy_that_breaks_off_fails() -> None:
+    server = CountsEnergy(complete)
+    server.energy = CLOSE, None
+    with serve(server) as url, pytest.raises(DecoderFailed, match=r"GET /energy_metrics.*no whole reply"):
+        opened(url).energy_j()

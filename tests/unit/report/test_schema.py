@@ -20,7 +20,7 @@ def test_what_was_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data | {"schema": 2}, "has schema=2, but this version reads 7 alone"),
+        (lambda data: data | {"schema": 2}, "has schema=2, but this version reads 8 alone"),
         (lambda data: data | {"state": "complete"}, r"has sha256=.*, but its content gives .* was changed or cut"),
         (lambda data: {"benchmarks": [], "machine_info": {}}, "has format=None, but expected 'report'"),
         (lambda data: [], "has format=None, but expected 'report'"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.protocol import TokenArrivals
+from pytest_emad.benchmark.arrivals import stream_latency_rows
 from pytest_emad.report.tables import (
     ABSENT,
     format_claims_table,
@@ -14,7 +15,6 @@ from pytest_emad.report.tables import (
     format_section_titles_and_texts,
     format_stream_latency_row,
     lost_answer_rows,
-    stream_latency_rows,
 )
 from pytest_emad.statistics.verdicts import Verdict
 from tests.unit.report.sample_report import MOVING

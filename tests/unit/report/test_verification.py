@@ -15,6 +15,7 @@ from pytest_emad.report.deselection import (
     suite_folder_names,
 )
 from pytest_emad.report.gaps import DECIDING_TESTS, find_gaps
+from pytest_emad.report.known_gaps import known_gap_mark
 from pytest_emad.report.verification import find_contradictions, find_proof_shortfalls
 from tests.unit.report.sample_report import foreign_report, passed, verdict, written
 
@@ -283,6 +284,7 @@ def known_gap(**changes):
     """Return a report in which one test failed as its author expects."""
     made = with_test(INVARIANT, outcome="xfailed", attempts=[{"outcome": "failed", "reason": "AssertionError"}])
     made["settings"]["known_gaps"] = {INVARIANT: "the ledger counts pads"}
+    made["tests"] = [test | known_gap_mark(test, made["settings"]) for test in made["tests"]]
     made["audits"] = [
         each | {"passed": False} if each["test"].startswith(INVARIANT) else each for each in made["audits"]
     ]
@@ -296,7 +298,9 @@ def test_a_known_gap_is_no_fault_and_is_said_to_be_unproven(tmp_path, capsys):
     assert f"not proven: known gap {INVARIANT}: the ledger counts pads" in said
     unlisted = known_gap()
     unlisted["settings"]["known_gaps"] = {}
-    assert verified(tmp_path, capsys, unlisted)[0] == 1
+    status, said = verified(tmp_path, capsys, unlisted)
+    assert status == 1
+    assert f"reported as known gap '{INVARIANT}', but no such test is listed and failed by itself" in said
 
 
 @pytest.mark.parametrize("attempts", [[], [{"outcome": "passed", "reason": ""}], [{"outcome": "error", "reason": ""}]])
@@ -305,6 +309,8 @@ def test_a_listed_test_that_did_not_fail_itself_is_no_known_gap(tmp_path, capsys
     for test in made["tests"]:
         if test["shipped"] == INVARIANT:
             test["attempts"] = attempts
+            assert known_gap_mark(test, made["settings"]) == {}
+            del test["known_gap"]
     status, said = verified(tmp_path, capsys, made)
     assert status == 1
     assert "known gap" not in said

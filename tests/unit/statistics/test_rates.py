@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from pytest_emad.statistics.rates import (
     estimate_entropy_changes,
     estimate_entropy_slope,
     estimate_perplexity_rise,
+    estimate_ratio_to_sample,
     estimate_saving,
     estimate_within_document_slope,
     mean_rate,
@@ -578,3 +580,61 @@ def test_the_excess_of_a_saving_over_anothers_is_a_share_of_full_depths_work():
     found = handmade_losses(np.ones((40, 3)), np.tile([100.0, 50.0, 70.0], (40, 1)), tokens)
     assert estimate_saving(found[1], threshold=0.0, rng=rng()).value == pytest.approx(0.5)
     assert estimate_saving(found[1], threshold=0.0, rng=rng(), against=found[2]).value == pytest.approx(0.2)
+
+
+# ---------------------------------------------------------------- the mean of an earlier sample
+
+
+def mean_of(values: np.ndarray, threshold: float = 1.0) -> Estimate:
+    """Student's estimate of a mean, whose interval has no skew."""
+    n, error = len(values), float(values.std(ddof=1) / math.sqrt(len(values)))
+    reach = float(stats.t.ppf(0.975, n - 1)) * error
+    t = (values.mean() - threshold) / error
+    tails = float(stats.t.sf(t, n - 1)), float(stats.t.cdf(t, n - 1))
+    return Estimate(float(values.mean()), values.mean() - reach, values.mean() + reach, n, *tails, "tokens", "", "rows")
+
+
+def ratio_to(now: np.ndarray, before: np.ndarray, threshold: float) -> Estimate:
+    record = mean_of(before)
+    return estimate_ratio_to_sample(
+        mean_of(now), record.value, (record.low, record.high), record.n, threshold=threshold
+    )
+
+
+def test_two_samples_are_compared_by_welchs_test() -> None:
+    rng = np.random.default_rng(3)
+    now, before = rng.normal(2.4, 0.5, 40), rng.normal(2.6, 0.9, 15)
+    found = ratio_to(now, before, 1.0)
+    assert found.p_below == pytest.approx(stats.ttest_ind(now, before, equal_var=False, alternative="less").pvalue)
+    assert found.p_above == pytest.approx(1 - found.p_below)
+    assert found.value == pytest.approx(now.mean() / before.mean())
+    shifted = stats.ttest_ind(now, 0.95 * before, equal_var=False, alternative="less").pvalue
+    assert ratio_to(now, before, 0.95).p_below == pytest.approx(shifted)
+
+
+@pytest.mark.parametrize("end", ["low", "high"])
+def test_the_interval_of_a_ratio_ends_where_the_test_of_its_level_does(end: str) -> None:
+    rng = np.random.default_rng(3)
+    now, before = rng.normal(2.4, 0.5, 40), rng.normal(2.6, 0.9, 40)
+    bound = getattr(ratio_to(now, before, 0.95), end)
+    found = ratio_to(now, before, bound)
+    assert min(found.p_below, found.p_above) == pytest.approx(0.025, rel=0.1)
+
+
+def test_a_sample_taken_for_exact_refutes_far_too_often() -> None:
+    """At the threshold one run in twenty may fail; with fifteen earlier documents taken for exact many more do."""
+    rng, share = np.random.default_rng(0), 0.95
+    failed = {"sample": 0, "exact": 0}
+    for _ in range(400):
+        before, now = rng.normal(2.6, 0.6, 15), rng.normal(share * 2.6, 0.6, 60)
+        failed["sample"] += ratio_to(now, before, share).p_below <= 0.05
+        failed["exact"] += mean_of(now, share * before.mean()).p_below <= 0.05
+    assert failed["sample"] <= 0.08 * 400
+    assert failed["exact"] >= 0.2 * 400
+
+
+def test_samples_without_spread_or_bounds_decide_nothing() -> None:
+    same = Estimate(2.0, 2.0, 2.0, 20, 1.0, 0.0, "tokens", "", "rows")
+    for mean, interval in ((same, (2.1, 2.1)), (replace(same, low=-math.inf, high=math.inf), (2.0, 2.2))):
+        found = estimate_ratio_to_sample(mean, 2.1, interval, 20, threshold=0.95)
+        assert (found.p_above, found.p_below, found.low, found.high) == (1.0, 1.0, 0.0, math.inf)
