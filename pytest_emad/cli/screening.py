@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from emad_ref.console import print_error
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.text.documents import DEFAULT_CORPUS
@@ -50,10 +51,12 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
     """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
+    from emad_ref.models.downloads import cache_folder
     from emad_ref.models.loading import load
     from emad_ref.models.threads import one_thread_for_steps
     from pytest_emad.report.tables import DEFAULT_WIDTH, format_plain_table
     from pytest_emad.screening.exit import EXIT, save_exit
+    from pytest_emad.screening.phases import PhaseRunner
     from pytest_emad.screening.screen import screen as screen_model
     from pytest_emad.screening.settings import ScreeningSettings
 
@@ -69,8 +72,15 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
         torch.set_num_threads(args.threads)
     with one_thread_for_steps(loaded.geometry.parameter_count()) if args.threads is None else nullcontext():
-        learned = screen_model(loaded, settings, progress=True)
+        run = PhaseRunner(progress=True, kept_in=cache_folder() / "screenings")
+        try:
+            learned = screen_model(loaded, settings, run)
+        except KeyboardInterrupt:
+            if run.finished:
+                print_error(f"kept: {', '.join(run.finished)}; the same command goes on from there")
+            raise
     save_exit(args.out, learned)
+    run.forget()
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     exits, drafts, *about = describe_screening(learned.screened)
     for line in (exits, drafts, _command_of_advice(learned, args.model, args.out)):
