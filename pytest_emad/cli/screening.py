@@ -108,6 +108,7 @@ def build_screening_tables(
     ``every_row``: also of families without a point at a level.
     """
     from pytest_emad.report.tables import ABSENT
+    from pytest_emad.statistics.number_format import format_peak_memory
 
     def share(value: float | None) -> str:
         return ABSENT if value is None else f"{value:.1%}"
@@ -153,6 +154,8 @@ def build_screening_tables(
         }
         for row in record["time"]
     ]
+    peak = record["peak_memory"]
+    memory = format_peak_memory(peak["bytes"], peak["of"]) if "bytes" in peak else "no peak memory"
     return [
         (
             "slack, an upper bound: saving of an oracle that knows each layer's divergence from the final output",
@@ -163,7 +166,11 @@ def build_screening_tables(
             + (f" ({hidden} rows without a point: -v)" if hidden else ""),
             selected,
         ),
-        *([(f"time on this machine: batch 1, threads {record['threads']}", times)] if times else []),
+        *(
+            [(f"time on this machine: batch 1, threads {record['threads']}; {memory} of the whole screening", times)]
+            if times
+            else []
+        ),
     ]
 
 

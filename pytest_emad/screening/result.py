@@ -24,6 +24,7 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.signals import perplexity_from_nats
+from pytest_emad.benchmark.machine import peak_memory
 from pytest_emad.screening.drafts import SelfDraftingResult
 from pytest_emad.screening.guarantee import Guarantee
 from pytest_emad.screening.own_text import OwnText
@@ -245,6 +246,7 @@ def _no_exit(why: str) -> Recommendation:
 MACHINE_KEYS = (
     "time",
     "threads",
+    "peak_memory",
     "drafts",
     "seconds",
     "predicted",
@@ -263,7 +265,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
     model, up to the last digits.
     """
     own, proven = result.evaluated.own, result.certified
-    settings = result.settings
+    settings, peak = result.settings, peak_memory(result.model.stepper.device)
     return {
         "model": result.model.name,
         "fingerprint": result.model.fingerprint,
@@ -326,6 +328,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
         ],
         "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
+        "peak_memory": {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict(),
         "seconds": result.seconds,
         "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
         "by_clock": list(MACHINE_KEYS),
