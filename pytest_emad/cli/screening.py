@@ -44,6 +44,11 @@ LOWER_THAN_FULL_DEPTH = (
     "a decoded point has a lower perplexity than full depth: its lens has learned this text, and full depth has not; "
     "the model itself may gain as much from training on it"
 )
+WORDS = (
+    "words: net: after the cost of deciding; free depth: each token may leave at any layer, and K and V above it are "
+    "filled in; monotone: never deeper than the token before; tuned lens: a fitted readout of each layer; gate: its "
+    "estimate of how far that readout is from the last one"
+)
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
@@ -182,6 +187,7 @@ def describe_screening(record: Mapping[str, Any]) -> list[str]:
     return [
         record["recommendation"],
         record["drafts"]["sentence"],
+        WORDS,
         f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
         f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents in windows of at most {record['window']} "
         "tokens; replayed rows use exact K/V, and those of free depth are charged for copying K/V above the exit",

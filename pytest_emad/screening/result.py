@@ -160,7 +160,7 @@ def _try_clock(time: CandidateTime | None) -> _Trial:
     if time is None:
         return _Trial(False, "no text is long enough to time it")
     speed = f"{time.fast:.2f}× [{time.low:.2f}, {time.high:.2f}] as fast as full depth on this machine"
-    return _Trial(True, speed) if time.low > 1 else _Trial(False, f"not shown to be faster: {speed}")
+    return _Trial(True, speed) if time.low > 1 else _Trial(False, f"it is not shown to save time ({speed})")
 
 
 def _try_own_text(written: OwnText | None) -> _Trial:
@@ -168,10 +168,10 @@ def _try_own_text(written: OwnText | None) -> _Trial:
         return _Trial(False, "no text is long enough to let it write")
     rise, refuted = written.rise, written.rise.p_above <= CONFIRMATION_LEVEL
     if written.same == written.new:
-        return _Trial(True, f"text that it writes itself: all {written.new} tokens of {rise.n} documents as full depth")
-    risen = f"perplexity {rise.value:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}] at full depth"
-    same = f"the first {written.same:.0f} of {written.new} tokens as full depth writes them"
-    return _Trial(not refuted, f"text that it writes itself: {risen}, {same}")
+        return _Trial(True, f"after {rise.n} prompts it writes all {written.new} tokens as full depth does")
+    risen = f"perplexity {rise.value:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}] as full depth scores it"
+    said = f"{risen}; the first {written.same:.0f} of {written.new} tokens as full depth writes them"
+    return _Trial(not refuted, f"text that it writes itself {'is worse' if refuted else 'holds'} ({said})")
 
 
 def _try_tasks(tasks: Sequence[ScreenedTask] | Absent) -> _Trial:
@@ -190,11 +190,12 @@ def _try_tasks(tasks: Sequence[ScreenedTask] | Absent) -> _Trial:
         for each in lost or worst_first
         for full, at_point in [each.scores.accuracies]
     )
-    tried = f"{len(solved[0].scores.full)} items each of {len(solved)} tasks"
+    many = "task" if len(solved) == 1 else "tasks"
+    said = f"{scores} right; {len(solved[0].scores.full)} items each of {len(solved)} {many} that full depth solves"
     if lost:
-        return _Trial(False, f"it loses answers to tasks: {scores} right ({tried})")
-    caveat = f", too few items to tell whether {' and '.join(unsure)} lose" if unsure else ""
-    return _Trial(True, f"tasks: {scores} right ({tried}{caveat})")
+        return _Trial(False, f"it loses answers ({said})")
+    caveat = f", but {' and '.join(unsure)} may lose: too few items to tell" if unsure else ""
+    return _Trial(True, f"tasks hold ({said}{caveat})")
 
 
 def _absent_confirmation(row: SelectedPoint, rise: float) -> Absent | None:

@@ -468,20 +468,24 @@ def test_the_clock_and_its_own_text_decide_whether_to_leave_early():
     assert said.leave_early
     assert said.sentence.startswith("leave early: tuned lens, gate, free depth, gate ≤ 0.1 after layers")
     assert "; 1.30× [1.20, 1.40] as fast as full depth on this machine; " in said.sentence
-    assert "perplexity +0.5% [-1.0%, +20.0%] at full depth, the first 12 of 64 tokens as full depth" in said.sentence
-    assert "; tasks: task 0 100 → 100 %, task 1 100 → 100 % right (60 items each of 2 tasks). With" in said.sentence
-    same = decide(own=(0.0, 1.0)).sentence
-    assert "; text that it writes itself: all 64 tokens of 30 documents as full depth; " in same, (
-        "no interval of nothing"
+    assert (
+        "holds (perplexity +0.5% [-1.0%, +20.0%] as full depth scores it; the first 12 of 64 tokens as full"
+        in said.sentence
     )
-    slow = "not shown to be faster: {} as fast as full depth on this machine"
+    assert (
+        "; tasks hold (task 0 100 → 100 %, task 1 100 → 100 % right; 60 items each of 2 tasks that full"
+        in said.sentence
+    )
+    same = decide(own=(0.0, 1.0)).sentence
+    assert "; after 30 prompts it writes all 64 tokens as full depth does; " in same, "no interval of nothing"
+    slow = "it is not shown to save time ({} as fast as full depth on this machine)"
     cases = {
         slow.format("0.66× [0.60, 0.71]"): {"fast": (0.66, 0.6, 0.71)},
         slow.format("1.05× [0.98, 1.12]"): {"fast": (1.05, 0.98, 1.12)},
         "no text is long enough to time it": {"fast": None},
-        "text that it writes itself: perplexity +7.0% [-1.0%, +20.0%]": {"own": (0.07, 0.05)},
+        "text that it writes itself is worse (perplexity +7.0% [-1.0%, +20.0%] as full": {"own": (0.07, 0.05)},
         "no text is long enough to let it write": {"own": None},
-        "it loses answers to tasks: task 1 100 → 92 % right (60 items each of 2 tasks)": {"lost": (0, 5)},
+        "it loses answers (task 1 100 → 92 % right; 60 items each of 2 tasks that full depth solves)": {"lost": (0, 5)},
         "no task can be tried: too short": {"lost": Absent("too short")},
     }
     for against, case in cases.items():
@@ -491,14 +495,14 @@ def test_the_clock_and_its_own_text_decide_whether_to_leave_early():
         assert ". The point: tuned lens, gate, free depth, gate ≤ 0.1 after layers" in found.sentence
         assert (found.lossy, found.guarantee) == (said.lossy, said.guarantee)
     both = decide(fast=(0.66, 0.6, 0.71), own=(0.07, 0.05)).sentence
-    assert "on this machine; text that it writes itself: perplexity +7.0%" in both
-    assert both.index("text that it writes") < both.index("The point: ") < both.index("tasks: ")
+    assert "on this machine); text that it writes itself is worse (perplexity +7.0%" in both
+    assert both.index("text that it writes") < both.index("The point: ") < both.index("tasks hold")
 
 
 def test_losses_of_tasks_that_are_not_shown_are_named_and_unsolved_tasks_tell_nothing():
     unsure = decide(lost=(2, 0))
     assert unsure.leave_early
-    assert "(60 items each of 2 tasks, too few items to tell whether task 0 lose)" in unsure.sentence
+    assert "2 tasks that full depth solves, but task 0 may lose: too few items to tell)" in unsure.sentence
     assert not decide(lost=(6, 0, 0, 0, 0)).leave_early
     assert decide(lost=(5, 0, 0, 0, 0)).leave_early, "one of five tasks: p = 0.018 against 0.01"
     unsolved = decide(lost=(9, 0), right=15)
