@@ -78,6 +78,7 @@ def _prepare(config: pytest.Config) -> None:
             environment.require_valid_waivers,
             environment.require_available_models,
             environment.require_installed_extras,
+            environment.require_known_tasks,
             environment.require_grouped_corpus,
         )
         call_all(partial(require, config) for require in checks)

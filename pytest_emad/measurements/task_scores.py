@@ -105,12 +105,11 @@ class LmEvalTaskScorer:
     @cached_property
     def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
-        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager, require_known_task
+        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager
 
+        self._study.require_known_tasks()
         names = sorted(self._study.tasks)
         manager = make_task_manager(None, self._study.task_path, names)
-        for name in names:
-            require_known_task(name, manager, "--emad-tasks")
         by_task = {
             name: tuple(manager.task_index[name].cfg["task"]) if name in manager.all_groups else (name,)
             for name in expand_task_tags(names, manager)

@@ -214,6 +214,17 @@ def require_installed_extras(config: pytest.Config) -> None:
     get_run_settings(config).study.require_extras()
 
 
+def require_known_tasks(config: pytest.Config) -> None:
+    """Refuse names of tasks that lm-eval does not have, before collection; under xdist only the controller.
+
+    Raises:
+        BadArgument: an unknown name.
+    """
+    if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
+        return
+    get_run_settings(config).study.require_known_tasks()
+
+
 def share_products_with_workers(config: pytest.Config) -> None:
     """Let xdist's workers and the processes of a run of suites take one table of matrix products, to its end.
 
