@@ -27,7 +27,7 @@ import torch
 import emad_ref
 from emad_ref.calibration.profile import library_versions
 from emad_ref.console import print_error
-from emad_ref.files import BadFile, open_for_atomic_write, read_bytes
+from emad_ref.files import BadFile, open_for_atomic_write, read_bytes, require_writable_folder
 from emad_ref.models.loading import LoadedModel
 from pytest_emad.screening.exit_families import ExitFamily
 from pytest_emad.screening.settings import ScreeningSettings
@@ -90,7 +90,6 @@ class PhaseRunner:
             kept: T = self._read(path)
             return kept
         done = work()
-        self._folder.mkdir(parents=True, exist_ok=True)
         with open_for_atomic_write(path, "a kept phase") as file:
             _FamilyNamingPickler(file).dump(done)
         return done
@@ -99,7 +98,13 @@ class PhaseRunner:
         """Keep phases from here on, and take those that an interrupted screening of this ``digest`` finished."""
         if self._kept_in is None:
             return
-        self._folder = self._kept_in / digest
+        folder = self._kept_in / digest
+        try:
+            require_writable_folder(folder, "kept phases")
+        except BadFile as error:
+            print_error(f"finished phases are not kept for an interrupted screening: {error}")
+            return
+        self._folder = folder
         if self.finished and self.progress:
             print_error(f"resumed: not measured again: {', '.join(self.finished)} (kept in {self._folder})")
 

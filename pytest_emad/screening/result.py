@@ -1,7 +1,7 @@
 """Result of a screening as plain JSON, and its recommendation: exit at one point, or leave the model alone.
 
-FLOPs alone recommend nothing: the point must also be faster than full depth on this machine, and must be shown to lose
-neither more than allowed in text that it writes itself nor more than a point of accuracy in a task.
+FLOPs alone recommend nothing: the point must also be faster than full depth on this machine. And it must not be shown
+to lose more than allowed in text that it writes itself, or more than a point of accuracy in a task.
 
 An exit carries the JSON; tables, pages and suites read it.
 """

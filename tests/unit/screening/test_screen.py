@@ -636,6 +636,15 @@ def test_an_interrupted_screening_goes_on_and_a_changed_setting_starts_anew(foun
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_says_so(tmp_path, capsys):
+    (tmp_path / "file").write_text("no folder")
+    run = PhaseRunner(kept_in=tmp_path / "file")
+    run.resume("abc")
+    assert "emad: finished phases are not kept for an interrupted screening: kept phases=" in capsys.readouterr().err
+    assert [run("slack", lambda _, value=value: value) for value in (7, 8)] == [7, 8]
+    assert run.finished == []
+
+
 def test_a_kept_phase_that_cannot_be_read_is_refused_by_its_folder(tmp_path):
     run = PhaseRunner(kept_in=tmp_path)
     run.resume("abc")
