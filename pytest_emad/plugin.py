@@ -78,7 +78,8 @@ def _prepare(config: pytest.Config) -> None:
             environment.require_valid_waivers,
             environment.require_available_models,
             environment.require_installed_extras,
-            environment.require_grouped_corpus,
+            environment.require_known_tasks,
+            environment.require_readable_corpus,
         )
         call_all(partial(require, config) for require in checks)
     except EmadError as error:
@@ -170,7 +171,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 def _header(config: pytest.Config) -> list[str]:
     decoder = format_judged_decoder_names(decoder_providers.provider_answer_counts(config))
-    further = [config.stash.get(key, "") for key in (environment.GROUPED, _BUSY)]
+    further = [config.stash.get(key, "") for key in (environment.DEALT, _BUSY)]
     return [*format_header(get_run_settings(config), decoder), *filter(None, further)]
 
 

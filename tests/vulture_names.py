@@ -23,6 +23,7 @@ row_kv  # K and V of a row, which laws compare and mutants change
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown, ask_again  # Hypothesis's state machine
 explorers, pair_texts  # the page's template
 because  # of a constraint: its reason, for readers
+persistent_id, persistent_load  # methods that pickle calls
 
 # for readers of a result, or of the papers
 process_seconds  # of a timing, with the wall clock: benchmarks read it

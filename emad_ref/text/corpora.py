@@ -523,6 +523,24 @@ def group_of_document(texts: Documents, place: int) -> int:
     return texts.groups[place] if isinstance(texts, DistinctDocumentIterator) else place
 
 
+def describe_dealt_documents(corpus: str, enough: int) -> str:
+    """How the documents of a file are dealt, near-duplicates counted, and how many give ``enough`` to judge on.
+
+    "" for a corpus that is no file.
+
+    Raises:
+        BadArgument: as ``iterate_corpus_documents``.
+    """
+    path, named = Path(corpus), {*world.CORPORA, *PUBLISHED, *EXTENSIONS.places("corpora")}
+    if corpus in named or not is_file(path):
+        return ""
+    total = sum(1 for _ in iterate_file_documents(path))
+    ranges = (split_document_range(total, WHOLE[split]) for split in DEALT)
+    calibrate, choose, judge = (end - first for first, end in ranges)
+    few = f"; claims about text survive from {enough} judged on: {2 * enough} documents" if judge < enough else ""
+    return f"{corpus}, {total:,} documents: {calibrate:,} calibrate, {choose:,} choose, {judge:,} judge{few}"
+
+
 def describe_dealt_groups(corpus: str, corpus_group: str) -> str:
     """How a grouped corpus is dealt: documents and groups of each split, near-duplicates counted.
 

@@ -14,12 +14,13 @@ import ctypes
 import gc
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -146,6 +147,33 @@ def used_memory_bytes(device: torch.device) -> int:
     if trim is not None:  # only in glibc
         trim(0)
     return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class PeakMemory(NamedTuple):
+    """The most memory in use so far, in bytes, and ``of``: the counter and the process."""
+
+    bytes: int
+    of: str
+
+
+def peak_memory(device: torch.device, *, in_children: bool = False) -> PeakMemory | Absent:
+    """Peak memory of this process since its start, or of the largest of its ended children.
+
+    On a CUDA device what torch has allocated there, else resident memory, which includes the judge and the model.
+    """
+    if device.type == "cuda":
+        if in_children:
+            return Absent("peak memory of a CUDA device is read in one process, and this was timed in others")
+        return PeakMemory(torch.cuda.max_memory_allocated(device), "allocated by torch on the device")
+    if device.type != "cpu":
+        return Absent(f"memory of a device {device.type!r} is not read")
+    try:
+        import resource
+    except ImportError:
+        return Absent("peak resident memory is read by getrusage, which this system does not have")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN if in_children else resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if sys.platform == "darwin" else 1024
+    return PeakMemory(used * unit, "resident, the largest timed process" if in_children else "resident, this process")
 
 
 def live_tensor_bytes() -> int:

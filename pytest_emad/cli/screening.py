@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from emad_ref.console import print_error
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_replaceable_file, write_atomically
 from emad_ref.text.documents import DEFAULT_CORPUS
@@ -43,6 +44,11 @@ LOWER_THAN_FULL_DEPTH = (
     "a decoded point has a lower perplexity than full depth: its lens has learned this text, and full depth has not; "
     "the model itself may gain as much from training on it"
 )
+WORDS = (
+    "words: net: after the cost of deciding; free depth: each token may leave at any layer, and K and V above it are "
+    "filled in; monotone: never deeper than the token before; tuned lens: a fitted readout of each layer; gate: its "
+    "estimate of how far that readout is from the last one"
+)
 SWEEP_KEYS = 2  # leading columns that identify a row of a sweep: FLOPs saved and family
 
 
@@ -50,10 +56,12 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
     """Measure how much any exit could save on a model and what our rules save, and write the best exit to a file."""
     import torch
 
+    from emad_ref.models.downloads import cache_folder
     from emad_ref.models.loading import load
     from emad_ref.models.threads import one_thread_for_steps
     from pytest_emad.report.tables import DEFAULT_WIDTH, format_plain_table
     from pytest_emad.screening.exit import EXIT, save_exit
+    from pytest_emad.screening.phases import PhaseRunner
     from pytest_emad.screening.screen import screen as screen_model
     from pytest_emad.screening.settings import ScreeningSettings
 
@@ -69,8 +77,15 @@ def screen_and_save_best_exit(args: argparse.Namespace) -> None:
             raise BadArgument("threads", args.threads, "a whole number ≥ 1")
         torch.set_num_threads(args.threads)
     with one_thread_for_steps(loaded.geometry.parameter_count()) if args.threads is None else nullcontext():
-        learned = screen_model(loaded, settings, progress=True)
+        run = PhaseRunner(progress=True, kept_in=cache_folder() / "screenings")
+        try:
+            learned = screen_model(loaded, settings, run)
+        except KeyboardInterrupt:
+            if run.finished:
+                print_error(f"kept: {', '.join(run.finished)}; the same command goes on from there")
+            raise
     save_exit(args.out, learned)
+    run.forget()
     width = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns
     exits, drafts, *about = describe_screening(learned.screened)
     for line in (exits, drafts, _command_of_advice(learned, args.model, args.out)):
@@ -98,6 +113,7 @@ def build_screening_tables(
     ``every_row``: also of families without a point at a level.
     """
     from pytest_emad.report.tables import ABSENT
+    from pytest_emad.statistics.number_format import format_peak_memory
 
     def share(value: float | None) -> str:
         return ABSENT if value is None else f"{value:.1%}"
@@ -143,6 +159,8 @@ def build_screening_tables(
         }
         for row in record["time"]
     ]
+    peak = record["peak_memory"]
+    memory = format_peak_memory(peak["bytes"], peak["of"]) if "bytes" in peak else "no peak memory"
     return [
         (
             "slack, an upper bound: saving of an oracle that knows each layer's divergence from the final output",
@@ -153,7 +171,11 @@ def build_screening_tables(
             + (f" ({hidden} rows without a point: -v)" if hidden else ""),
             selected,
         ),
-        *([(f"time on this machine: batch 1, threads {record['threads']}", times)] if times else []),
+        *(
+            [(f"time on this machine: batch 1, threads {record['threads']}; {memory} of the whole screening", times)]
+            if times
+            else []
+        ),
     ]
 
 
@@ -165,6 +187,7 @@ def describe_screening(record: Mapping[str, Any]) -> list[str]:
     return [
         record["recommendation"],
         record["drafts"]["sentence"],
+        WORDS,
         f"{record['model']} on {record['corpus']}: perplexity {record['perplexity']:.4g} at full depth on "
         f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents in windows of at most {record['window']} "
         "tokens; replayed rows use exact K/V, and those of free depth are charged for copying K/V above the exit",

@@ -12,7 +12,7 @@ smoke run (``emad-tiny``: 100 s), so smaller budgets skip that baseline with a n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -40,9 +40,11 @@ from pytest_emad.audit.spot_checks import (
     check_timed_requests,
 )
 from pytest_emad.benchmark.clock import WARM_UP, PairedTimings, minimum_detectable_speedup, time_call, time_pairs
+from pytest_emad.benchmark.machine import PeakMemory, peak_memory
 from pytest_emad.measurements.operating_points import CandidatePoints
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.statistics.legs import LEVEL
+from pytest_emad.statistics.number_format import format_peak_memory
 from pytest_emad.statistics.speedup import BLOCKS, PLANNED_INFLATION, estimate_total_speedup
 from pytest_emad.statistics.units import ByPair
 
@@ -447,6 +449,7 @@ class LatencyBenchmark:
             for rows in ratios
         }
         reduction = self._request_reduction(point)
+        peak = self._peak_memory(timings.values())
         return {
             "model": self.subject.name,
             "name": point.name,
@@ -454,7 +457,12 @@ class LatencyBenchmark:
             "end_to_end_reduction": reduction,
             "time_ratio": ratios,
             "tokens_per_s": rates,
+            "peak_memory": {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict(),
         }
+
+    def _peak_memory(self, timings: Iterable[TimingResult]) -> PeakMemory | Absent:
+        in_children = any(timed.process is not None for timed in timings)
+        return peak_memory(self.subject.stepper.device, in_children=in_children)
 
     def _request_reduction(self, point: OperatingPoint) -> float | None:
         """Share of FLOPs saved in timed requests, prompt and decoding together; None without counts."""
@@ -521,9 +529,11 @@ class LatencyBenchmark:
         if point.schedule == FREEING_SCHEDULE:
             skipped = next(iter(timings.values())).compute_skipped_share(ADAPTIVE, geometry.layers)
             freed = f"{100 * skipped:.1f} % of it may be freed while it decodes, as depth never rises (counted)"
+        peak = self._peak_memory(timings.values())
+        memory = f"peak memory unread: {peak.reason}" if isinstance(peak, Absent) else format_peak_memory(*peak)
         return (
             f"{self.subject.name} at {point.name!r}, to the first new token, and for each other: {'; '.join(times)}; "
-            f"K/V at full depth: {token_bytes:,} bytes a token, {freed}"
+            f"{memory}; K/V at full depth: {token_bytes:,} bytes a token, {freed}"
         )
 
 

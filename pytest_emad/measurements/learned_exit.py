@@ -51,6 +51,7 @@ from pytest_emad.screening.exit_families import (
     tuned_lens_families,
 )
 from pytest_emad.screening.guarantee import excess_loss
+from pytest_emad.screening.phases import PhaseRunner
 from pytest_emad.screening.screen import screen
 from pytest_emad.screening.selection import PointSelector, replay_losses_on_split
 from pytest_emad.screening.settings import ScreeningSettings
@@ -108,7 +109,7 @@ class ExitEvaluation:
         )
         settings = settings.for_model(subject.loaded.geometry, documents)
         try:
-            return screen(subject.loaded, settings, progress=True).attach(subject.loaded)
+            return screen(subject.loaded, settings, PhaseRunner(progress=True)).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:
             return Absent(f"no exit was brought ({OPTION} FILE), and none can be found here: {error}")
 

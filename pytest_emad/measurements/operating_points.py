@@ -242,6 +242,7 @@ def _row(
         # ``LatencyBenchmark.make_timing_row`` has them, and ``run.run_report.upsert_point_row`` joins the two rows
         "time_ratio": None,
         "tokens_per_s": None,
+        "peak_memory": None,
     }
 
 

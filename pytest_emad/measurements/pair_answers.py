@@ -25,9 +25,10 @@ from emad_ref.text import world
 from emad_ref.text.documents import Split
 from pytest_emad.measurements.latency import Decoding
 from pytest_emad.measurements.pair_models import DRAFT_TOKENS, PairModels
-from pytest_emad.measurements.task_scores import GENERATED_LINE, LmEvalTaskMetadata
+from pytest_emad.measurements.task_scores import LmEvalTaskMetadata
 from pytest_emad.statistics.units import ByItem
 from pytest_emad.sweep.front import RoutedTaskItems
+from pytest_emad.tasks.answers import GENERATED_LINE
 from pytest_emad.tasks.scoring import (
     Continuations,
     EncodedTaskItem,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from emad_ref.errors import BadArgument, require_extra
+from emad_ref.errors import BadArgument, call_all, require_extra
 from emad_ref.files import read_bytes
 from emad_ref.models.bundled import BUNDLED_PAIR, bundled_model_names
 from pytest_emad.measurements.acceptance_record import AcceptanceRecord
@@ -151,6 +151,19 @@ class Study:
         if self.tasks:
             names = ",".join(sorted(self.tasks))
             require_extra(f"--emad-tasks={names!r}", "lm_eval", alternative="leave the option out")
+
+    def require_known_tasks(self) -> None:
+        """Raise BadArgument for each name of ``tasks`` that lm-eval and ``task_path`` do not have.
+
+        Finding lm-eval's own tasks takes 8 s; without lm-eval nothing is known of them.
+        """
+        if not self.tasks or find_spec("lm_eval") is None:
+            return
+        from pytest_emad.tasks.evaluation import make_task_manager, require_known_task
+
+        names = sorted(self.tasks)
+        manager = make_task_manager(None, self.task_path, names)
+        call_all(partial(require_known_task, name, manager, "--emad-tasks") for name in names)
 
     @cached_property
     def lm_eval_task_count(self) -> int:

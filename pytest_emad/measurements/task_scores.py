@@ -27,16 +27,22 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt
-from emad_ref.record import DECODE, Bools
+from emad_ref.record import Bools
 from emad_ref.replay.grids import NetSavingFunction
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
 from pytest_emad.measurements.model_under_test import ModelUnderTest
 from pytest_emad.statistics.accuracy import TaskAccuracy
 from pytest_emad.statistics.units import ByDocument, ByItem, DocumentMembership
-from pytest_emad.tasks.answers import Decode, LostAnswer, TaskAnswer, answers_from_trace, lost_answers
-from pytest_emad.tasks.continuation_scoring import ForcedInput, required_layers, score_by_decoding
+from pytest_emad.tasks.answers import (
+    Decode,
+    LostAnswer,
+    TaskAnswer,
+    answers_from_trace,
+    lost_answers,
+    write_programs,
+)
+from pytest_emad.tasks.continuation_scoring import mark_correct_items_by_decoding, required_layers
 from pytest_emad.tasks.datasets import TaskDataUnavailable
 from pytest_emad.tasks.sandbox import absent_sandbox
 from pytest_emad.tasks.scoring import (
@@ -46,11 +52,9 @@ from pytest_emad.tasks.scoring import (
     OPTIONS,
     EncodedTaskItem,
     cluster_duplicate_items,
-    encode_item,
-    is_code_completion_correct,
-    majority_accuracy,
+    guess_accuracy,
     make_continuation_items,
-    mark_correct_items_from_scores,
+    make_world_items,
     mark_correct_items_from_trace,
     to_token_sequences,
 )
@@ -101,12 +105,11 @@ class LmEvalTaskScorer:
     @cached_property
     def _members(self) -> dict[str, tuple[str, ...]]:
         """Task → its lm-eval names, without tasks that others cover. Raises BadArgument for an unknown name."""
-        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager, require_known_task
+        from pytest_emad.tasks.evaluation import expand_task_tags, make_task_manager
 
+        self._study.require_known_tasks()
         names = sorted(self._study.tasks)
         manager = make_task_manager(None, self._study.task_path, names)
-        for name in names:
-            require_known_task(name, manager, "--emad-tasks")
         by_task = {
             name: tuple(manager.task_index[name].cfg["task"]) if name in manager.all_groups else (name,)
             for name in expand_task_tags(names, manager)
@@ -362,7 +365,6 @@ def _merge_results(task: LmEvalTaskMetadata, results: list[TaskResult]) -> TaskR
 VALIDATED_ITEMS = 400  # items per task for choosing a margin: steps of 0.25 points, against a bound of 0.5
 DECODED_ITEMS = 100  # items per task if every option is decoded token by token
 ROWS = 32  # programs decoded together
-GENERATED_LINE = 24  # new tokens of a one-line program
 
 
 class ReplayedTask:
@@ -517,24 +519,16 @@ class TaskScores:
         """
         played = self._played[task]
         items = played.items[:DECODED_ITEMS]
-        sequences = to_token_sequences(items)
-        inputs = [
-            ForcedInput(tuple(each.tokens[:-1].tolist()), each.first_decided, (int(each.tokens[-1]),))
-            for each in sequences
-        ]
         decoder = WalkedDecoder(self._subject.stepper, point, max_rows=ROWS)
-        batches = [inputs[start : start + ROWS] for start in range(0, len(inputs), ROWS)]
-        answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
-        likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
         kept = np.arange(len(played.items)) < len(items)
         full = played.correctness_by_item(self._subject.full_depth_point).select(kept)
-        return full, full.with_values(mark_correct_items_from_scores(items, likelihood, greedy))
+        return full, full.with_values(mark_correct_items_by_decoding(decoder, items, ROWS))
 
     def compute_chance_or_majority_accuracy(self, task: str) -> float:
         """Share right by the better of two guesses: from the input's own symbols, or validation's majority."""
         if task in self.published.scorable_tasks:
             return self.published.get_chance_or_majority_accuracy(task)
-        return _guess(self._own[task], self._validation.get(task, self._own[task]))
+        return guess_accuracy(self._own[task], self._validation.get(task, self._own[task]))
 
     def compute_validation_drop_by_task(self, point: OperatingPoint) -> dict[str, float]:
         """Validation accuracy, a fraction, lost at ``point`` by each task that counts there, without programs.
@@ -544,7 +538,7 @@ class TaskScores:
         """
         drops = {}
         for task, played in self._validated.items():
-            guess = _guess(played.items, played.items)
+            guess = guess_accuracy(played.items, played.items)
             scores = TaskAccuracy(
                 played.correctness_by_item(self._subject.full_depth_point),
                 played.correctness_by_item(point),
@@ -581,13 +575,7 @@ class TaskScores:
             return {}
         if subject.corpus.startswith("world:"):
             count = subject.budget.items if split == "evaluate" else min(VALIDATED_ITEMS, subject.budget.items)
-            return {
-                task: [
-                    encode_item(example, subject.tokenizer, subject.opening_token)
-                    for example in world.generate_examples(task, split, count, subject.seed)
-                ]
-                for task in world.TASKS
-            }
+            return {**make_world_items(split, count, subject.seed, subject.tokenizer, subject.opening_token)}
         try:
             return {CONTINUATION_CHOICE: self._continuations(split)}
         except TaskDataUnavailable as error:
@@ -637,22 +625,5 @@ class TaskScores:
         return self._generated[task, point]
 
     def _run_programs(self, items: list[EncodedTaskItem], point: OperatingPoint) -> list[tuple[TaskAnswer, bool]]:
-        tokenizer = self._subject.tokenizer
-        newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
-        found = []
         with self._subject.open_audited_decoder(point, max_rows=ROWS) as decoder:
-            for start in range(0, len(items), ROWS):
-                batch = items[start : start + ROWS]
-                record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
-                for row, (item, emitted) in enumerate(zip(batch, record.emitted, strict=True)):
-                    text = decode_tokens(tokenizer, emitted.tolist())
-                    depths = tuple(record.tokens.select_sequence(row, DECODE).depth.tolist())
-                    found.append((TaskAnswer(text, depths), is_code_completion_correct(item.example, text)))
-        return found
-
-
-def _guess(items: list[EncodedTaskItem], validation: list[EncodedTaskItem]) -> float:
-    examples, elsewhere = ([item.example for item in side] for side in (items, validation))
-    return max(
-        float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, elsewhere)
-    )
+            return write_programs(decoder, items, self._subject.tokenizer, ROWS)

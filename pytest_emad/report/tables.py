@@ -144,7 +144,7 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``lost_answers`` (see
     ``lost_answer_rows``), ``not_counted`` (task → why nothing is decided by it), ``time_ratio`` (batch size → full
     depth / adaptive), ``tokens_per_s`` (batch size → new tokens per second of a median request, its prompt included, at
-    full depth and at the point).
+    full depth and at the point), ``peak_memory`` (``bytes`` and ``of``, a counter, or ``why_none``).
     A model column exists if there are several.
     """
     several = len({point.get("model") for point in points}) > 1
@@ -348,13 +348,18 @@ def _accuracy_text(point: Mapping[str, Any]) -> str:
 
 
 def list_speed_texts(point: Mapping[str, Any], form: str, *, whole: bool = True) -> list[str]:
-    """``form`` with each timed batch size and its speed; if ``whole``, also the rate: ``1.05× (204 tokens/s)``."""
+    """``form`` with each timed batch size and its speed; if ``whole``, also the rate: ``1.05× (204 tokens/s)``.
+
+    Then also the peak memory of all of them.
+    """
     rates = (point.get("tokens_per_s") if whole else None) or {}
-    return [
+    peak = (point.get("peak_memory") if whole else None) or {}
+    texts = [
         form.format(rows, number_format.format_ratio(ratio))
         + (f" ({number_format.format_digits(rates[rows][1], '.3g')} tokens/s)" if rows in rates else "")
         for rows, ratio in (point.get("time_ratio") or {}).items()
     ]
+    return [*texts, number_format.format_peak_memory(peak["bytes"], peak["of"])] if texts and "bytes" in peak else texts
 
 
 ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}

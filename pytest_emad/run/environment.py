@@ -30,7 +30,7 @@ from pytest_emad.report.deselection import path_below_suites
 from pytest_emad.report.provenance import DISTRIBUTION, installed_version
 from pytest_emad.run.option_table import OPTION_FLAGS
 from pytest_emad.run.options import REPLAY, get_run_settings
-from pytest_emad.statistics.verdicts import DASH_VARIANTS
+from pytest_emad.statistics.verdicts import DASH_VARIANTS, load_register
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -214,6 +214,17 @@ def require_installed_extras(config: pytest.Config) -> None:
     get_run_settings(config).study.require_extras()
 
 
+def require_known_tasks(config: pytest.Config) -> None:
+    """Refuse names of tasks that lm-eval does not have, before collection; under xdist only the controller.
+
+    Raises:
+        BadArgument: an unknown name.
+    """
+    if hasattr(config, "workerinput") or config.option.collectonly or not requested_suite_arguments(config):
+        return
+    get_run_settings(config).study.require_known_tasks()
+
+
 def share_products_with_workers(config: pytest.Config) -> None:
     """Let xdist's workers and the processes of a run of suites take one table of matrix products, to its end.
 
@@ -228,22 +239,28 @@ def share_products_with_workers(config: pytest.Config) -> None:
     config.add_cleanup(shared.close)
 
 
-GROUPED = pytest.StashKey[str]()  # how documents are dealt by ``--emad-corpus-group``, a line of the header
+DEALT = pytest.StashKey[str]()  # how documents are dealt, a line of the header
 
 
-def require_grouped_corpus(config: pytest.Config) -> None:
-    """Read the corpus of ``--emad-corpus-group`` once, for ``GROUPED``.
+def require_readable_corpus(config: pytest.Config) -> None:
+    """Read a corpus that is a file, or one that ``--emad-corpus-group`` groups, once for ``DEALT``.
 
     Raises:
-        BadArgument: no corpus of .jsonl files, or a line without its group.
+        BadArgument: a file that cannot be read; groups of no .jsonl file, or a line without its group.
     """
     study = get_run_settings(config).study
-    if study.corpus_group is None or hasattr(config, "workerinput"):
+    if (study.corpus is None and study.corpus_group is None) or hasattr(config, "workerinput"):
         return
-    from emad_ref.text.corpora import describe_dealt_groups  # imports NumPy, so only on demand
+    if study.corpus_group is None and not requested_suite_arguments(config):
+        return
+    from emad_ref.text.corpora import describe_dealt_documents, describe_dealt_groups  # import NumPy, so only on demand
 
-    dealt = describe_dealt_groups(study.corpus or "a corpus by model", study.corpus_group)
-    config.stash[GROUPED] = escape_unsafe(f"emad: {dealt}")
+    if study.corpus_group is not None:
+        dealt = describe_dealt_groups(study.corpus or "a corpus by model", study.corpus_group)
+    else:
+        assert study.corpus is not None
+        dealt = describe_dealt_documents(study.corpus, load_register()["EMAD-F1"].minimum["documents_to_survive"])
+    config.stash[DEALT] = escape_unsafe(f"emad: {dealt}") if dealt else ""
 
 
 def requested_suite_parts(config: pytest.Config) -> list[str]:

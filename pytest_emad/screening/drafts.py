@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.signals import to_numpy_float64
 from pytest_emad.benchmark.clock import WARM_UP
+from pytest_emad.screening.phases import DRAFTED_TEXTS
 from pytest_emad.screening.settings import ScreeningSettings
 from pytest_emad.screening.timing import (
     NEW_TOKENS,
@@ -438,20 +440,27 @@ def _rows_in_words(way: Drafting) -> str:
 
 
 def choose_drafting(
-    model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None = None
+    model: LoadedModel,
+    texts: TextSplits,
+    fitted: FittedLens,
+    settings: ScreeningSettings,
+    progress: str | None = None,
+    *,
+    keep: Callable[[str, Callable[[], Any]], Any] = lambda part, work: work(),
 ) -> SelfDraftingResult:
     """The fastest of three kinds of drafting: copies alone, drafts alone, and both, each at its best setting.
 
     Settings are ranked on continuations of the selection text by the weights that they read
     (``drafting_weight_flops_per_token``); the best of each kind is then timed beside full depth. The fastest is timed
-    again if it pays, and that time decides. ``progress`` names the bars; None shows none.
+    again if it pays, and that time decides. ``progress`` names the bars; None shows none. ``keep``: as
+    ``PhaseRunner.keep``, for the longest part.
     """
     layers = candidate_draft_layers(model.geometry.layers)
     writes = None if progress is None else f"{progress}, texts of the model"
     try:
         taught, few = _continued_windows(model, settings)
-        lessons = _continued(model, texts.calibrate, taught, writes)
-        chosen, judged = (_continued(model, text, few, writes) for text in (texts.choose, texts.evaluate))
+        amounts = ((texts.calibrate, taught), (texts.choose, few), (texts.evaluate, few))
+        lessons, chosen, judged = keep(DRAFTED_TEXTS, lambda: [_continued(model, *each, writes) for each in amounts])
     except BadArgument as error:  # too short a text to continue
         return SelfDraftingResult(None, Absent(f"no text to draft on: {error}"))
     try:

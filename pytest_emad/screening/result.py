@@ -1,7 +1,7 @@
 """Result of a screening as plain JSON, and its recommendation: exit at one point, or leave the model alone.
 
-FLOPs alone recommend nothing: the point must also be faster than full depth on this machine, and must not be shown to
-lose more than allowed in text that it writes itself.
+FLOPs alone recommend nothing: the point must also be faster than full depth on this machine. And it must not be shown
+to lose more than allowed in text that it writes itself, or more than a point of accuracy in a task.
 
 An exit carries the JSON; tables, pages and suites read it.
 """
@@ -24,13 +24,16 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.signals import perplexity_from_nats
+from pytest_emad.benchmark.machine import peak_memory
 from pytest_emad.screening.drafts import SelfDraftingResult
 from pytest_emad.screening.guarantee import Guarantee
 from pytest_emad.screening.own_text import OwnText
 from pytest_emad.screening.selection import Certification, OracleHeadroom, SelectedPoint, SelectionRow, largest_headroom
 from pytest_emad.screening.settings import ScreeningSettings
+from pytest_emad.screening.task_losses import ScreenedTask
 from pytest_emad.screening.timing import CandidateTime
 from pytest_emad.screening.traces import ENOUGH_DOCUMENTS, MIN_DOCUMENTS, TextSplits, TextTracesByReadout
+from pytest_emad.statistics.accuracy import AT_STAKE
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.sweep.oracle_savings import WORTHLESS_SAVING
 
@@ -43,8 +46,8 @@ class ScreeningResult:
     """All results of a screening. ``decoded``: rows decoded on evaluation text.
 
     ``within_reach``: the largest possible saving of each family. ``timed``: seconds of full depth and of
-    candidate points; empty if no text could be timed. ``own_text``: of decoded points. ``seconds``: phase → its
-    duration; ``predicted``: of the longest phases.
+    candidate points; empty if no text could be timed. ``own_text``, ``tasks``: of decoded points. ``seconds``: phase →
+    its duration; ``predicted``: of the longest phases.
     """
 
     model: LoadedModel
@@ -60,6 +63,7 @@ class ScreeningResult:
     decoded: list[SelectedPoint]
     timed: Mapping[OperatingPoint, CandidateTime]
     own_text: list[OwnText]
+    tasks: list[ScreenedTask] | Absent
     drafts: SelfDraftingResult
     seconds: dict[str, float]
     predicted: dict[str, float]
@@ -85,11 +89,12 @@ def recommend(
     documents: int,
     times: Mapping[OperatingPoint, CandidateTime],
     own_text: Sequence[OwnText],
+    tasks: Sequence[ScreenedTask] | Absent,
 ) -> Recommendation:
     """The first of ``decoded`` that evaluation confirms and that saves enough, or the reason for none.
 
-    Leaving early at it is advised only if ``times`` shows it to be faster than full depth, and ``own_text`` does not
-    show that it loses more than ``rise`` there.
+    Leaving early at it is advised only if ``times`` shows it to be faster than full depth, ``own_text`` does not show
+    that it loses more than ``rise`` there, and ``tasks`` does not show that one loses more than a point.
 
     ``within_reach``: the largest possible saving of each family with any number of documents. ``inconclusive``: why
     so little text allows no recommendation (``traces.absent_text``). ``documents``: of evaluation. With
@@ -130,17 +135,19 @@ def recommend(
         f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers "
         f"{', '.join(map(str, row.point.probes))}"
     )
-    tried = _trials(times.get(row.point), next((each for each in own_text if each.point == row.point), None))
-    failed = [trial.sentence for trial in tried if not trial.passed]
-    outcome = f"{name}, saves {_outcome_text(row)} on evaluation text"
-    advice = (
-        f"do not leave early here: {outcome}, but {' and '.join(failed)}"
-        if failed
-        else f"leave early: {outcome}; {', '.join(trial.sentence for trial in tried)}"
+    point = row.point
+    tried = [
+        _try_clock(times.get(point)),
+        _try_own_text(next((each for each in own_text if each.point == point), None)),
+        _try_tasks(tasks if isinstance(tasks, Absent) else [each for each in tasks if each.point == point]),
+    ]
+    failed, passed = ([trial.sentence for trial in tried if trial.passed is side] for side in (False, True))
+    outcome = f"{name}, saves {_saving_text(row.net)} of the FLOPs at {row.rise.value:+.2%} perplexity on given text"
+    verdict = (
+        f"do not leave early here: {'; '.join(failed)}. The point: {outcome}" if failed else f"leave early: {outcome}"
     )
-    return Recommendation(
-        row.point, promise, f"{advice}. {unpromised}{certification.promise.statement}", leave_early=not failed
-    )
+    sentence = f"{'; '.join([verdict, *passed])}. {unpromised}{certification.promise.statement}"
+    return Recommendation(point, promise, sentence, leave_early=not failed)
 
 
 @dataclass(frozen=True)
@@ -149,23 +156,46 @@ class _Trial:
     sentence: str
 
 
-def _trials(time: CandidateTime | None, written: OwnText | None) -> list[_Trial]:
-    """What the clock and free generation say of a point whose saving is confirmed."""
+def _try_clock(time: CandidateTime | None) -> _Trial:
     if time is None:
-        clock = _Trial(False, "no text is long enough to time it")
-    else:
-        slower = "no faster than full depth: " if time.low <= 1 else ""
-        speed = f"{time.fast:.2f}× as fast [{time.low:.2f}, {time.high:.2f}]"
-        clock = _Trial(not slower, f"it is {slower}{speed}{'' if slower else ' as full depth'} on this machine")
+        return _Trial(False, "no text is long enough to time it")
+    speed = f"{time.fast:.2f}× [{time.low:.2f}, {time.high:.2f}] as fast as full depth on this machine"
+    return _Trial(True, speed) if time.low > 1 else _Trial(False, f"it is not shown to save time ({speed})")
+
+
+def _try_own_text(written: OwnText | None) -> _Trial:
     if written is None:
-        return [clock, _Trial(False, "no text is long enough to let it write")]
+        return _Trial(False, "no text is long enough to let it write")
     rise, refuted = written.rise, written.rise.p_above <= CONFIRMATION_LEVEL
-    risen = f"{rise.value:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}]"
-    said = (
-        f"text that it writes itself has {risen} perplexity at full depth, and its first {written.same:.0f} of "
-        f"{written.new} tokens are full depth's"
+    if written.same == written.new:
+        return _Trial(True, f"after {rise.n} prompts it writes all {written.new} tokens as full depth does")
+    risen = f"perplexity {rise.value:+.1%} [{rise.low:+.1%}, {rise.high:+.1%}] as full depth scores it"
+    said = f"{risen}; the first {written.same:.0f} of {written.new} tokens as full depth writes them"
+    return _Trial(not refuted, f"text that it writes itself {'is worse' if refuted else 'holds'} ({said})")
+
+
+def _try_tasks(tasks: Sequence[ScreenedTask] | Absent) -> _Trial:
+    """Fails if a task is shown to lose more than a point, by Bonferroni; a loss that is not shown is named."""
+    if isinstance(tasks, Absent):
+        return _Trial(False, f"no task can be tried: {tasks.reason}")
+    solved = [each for each in tasks if each.scores.is_counted]
+    if not solved:
+        names = ", ".join(each.task for each in tasks)
+        return _Trial(True, f"no task tells: full depth solves none of {names}, {tasks[0].drop.n} items each")
+    worst_first = sorted(solved, key=lambda each: -each.drop.value)
+    lost = [each for each in worst_first if each.drop.p_above <= CONFIRMATION_LEVEL / len(solved)]
+    unsure = [each.task for each in worst_first if each.drop.value > AT_STAKE and each not in lost]
+    scores = ", ".join(
+        f"{each.task} {100 * full:.0f} → {100 * at_point:.0f} %"
+        for each in lost or worst_first
+        for full, at_point in [each.scores.accuracies]
     )
-    return [clock, _Trial(not refuted, said)]
+    many = "task" if len(solved) == 1 else "tasks"
+    said = f"{scores} right; {len(solved[0].scores.full)} items each of {len(solved)} {many} that full depth solves"
+    if lost:
+        return _Trial(False, f"it loses answers ({said})")
+    caveat = f", but {' and '.join(unsure)} may lose: too few items to tell" if unsure else ""
+    return _Trial(True, f"tasks hold ({said}{caveat})")
 
 
 def _absent_confirmation(row: SelectedPoint, rise: float) -> Absent | None:
@@ -217,6 +247,7 @@ def _no_exit(why: str) -> Recommendation:
 MACHINE_KEYS = (
     "time",
     "threads",
+    "peak_memory",
     "drafts",
     "seconds",
     "predicted",
@@ -235,7 +266,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
     model, up to the last digits.
     """
     own, proven = result.evaluated.own, result.certified
-    settings = result.settings
+    settings, peak = result.settings, peak_memory(result.model.stepper.device)
     return {
         "model": result.model.name,
         "fingerprint": result.model.fingerprint,
@@ -283,8 +314,22 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
             }
             for each in result.own_text
         ],
+        "why_no_tasks": reason_if_absent(result.tasks),
+        "tasks": [
+            {
+                "point": each.point.name,
+                "task": each.task,
+                "items": len(each.scores.full),
+                "full_depth": each.scores.accuracies[0],
+                "at_point": each.scores.accuracies[1],
+                "drop": value_and_interval_to_json(each.drop),
+                "why_not_counted": reason_if_absent(each.scores.exclusion),
+            }
+            for each in ([] if isinstance(result.tasks, Absent) else result.tasks)
+        ],
         "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
+        "peak_memory": {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict(),
         "seconds": result.seconds,
         "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
         "by_clock": list(MACHINE_KEYS),

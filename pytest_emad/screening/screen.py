@@ -1,7 +1,7 @@
 """Screening of one model: from text to a learned exit, or to "leave it alone".
 
-    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → own text → timing → drafts →
-    recommendation
+    text → lens and gate → traces → oracle headroom → families → decoding and guarantee → own text → tasks → timing →
+    drafts → recommendation
 
 Each phase reads a fixed number of documents (``settings``). Record and table give the reason for a phase that cannot
 run. Rules are chosen, certified and judged on three texts; the guarantee's figures are of the certification text,
@@ -11,14 +11,9 @@ machine (``result.MACHINE_KEYS``).
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
-
 from emad_ref.absent import Absent
 from emad_ref.calibration.lens_files import FittedLens
-from emad_ref.calibration.profile import profile_of
+from emad_ref.calibration.profile import Profile, profile_of
 from emad_ref.calibration.trace import take_trace
 from emad_ref.console import print_error
 from emad_ref.decoding.reference import WalkedDecoder
@@ -27,11 +22,12 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.models.loading import LoadedModel, require_decoder_only
 from emad_ref.models.threads import all_threads_for_batches
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.probes.tuned_lens import StateTranslators, attach_lens
+from emad_ref.probes.tuned_lens import StateTranslators, attach_lens, attach_translators
 from pytest_emad.screening.drafts import choose_drafting, predict_drafting_seconds
 from pytest_emad.screening.exit import Exit
-from pytest_emad.screening.exit_families import ExitFamily, free_depth_families, published_families, tuned_lens_families
+from pytest_emad.screening.exit_families import free_depth_families, published_families, tuned_lens_families
 from pytest_emad.screening.own_text import judge_own_text
+from pytest_emad.screening.phases import PhaseRunner, digest_of_screening
 from pytest_emad.screening.result import ScreeningResult, recommend, screening_to_json
 from pytest_emad.screening.selection import (
     Certification,
@@ -49,6 +45,7 @@ from pytest_emad.screening.selection import (
     select_points,
 )
 from pytest_emad.screening.settings import RISE_LEVELS, ScreeningSettings
+from pytest_emad.screening.task_losses import judge_tasks
 from pytest_emad.screening.timing import (
     CandidateTime,
     choose_points_to_time,
@@ -67,27 +64,9 @@ from pytest_emad.screening.traces import (
     take_text_traces_by_readout,
 )
 
-T = TypeVar("T")
-PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "own text", "timing", "drafts")
 
-
-@dataclass
-class _PhaseTimer:
-    """Phases in order, each with the name of its progress bar and its duration in seconds."""
-
-    progress: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def __call__(self, phase: str, work: Callable[[str | None], T]) -> T:
-        name = f"{1 + PHASES.index(phase)}/{len(PHASES)} {phase}" if self.progress else None
-        began = time.perf_counter()
-        done = work(name)
-        self.seconds[phase] = round(time.perf_counter() - began, 2)
-        return done
-
-
-def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> Exit:
-    """Screen ``model``; attached lenses stay attached. ``progress``: bars on standard error.
+def screen(model: LoadedModel, settings: ScreeningSettings, run: PhaseRunner | None = None) -> Exit:
+    """Screen ``model``; attached lenses stay attached. ``run``: shows and keeps phases; None does neither.
 
     Raises:
         BadArgument: an encoder-decoder; random weights; an unknown corpus.
@@ -98,7 +77,7 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
         raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
-    result = run_screening_phases(model, settings, progress=progress)
+    result = run_screening_phases(model, settings, PhaseRunner() if run is None else run)
     few, documents = absent_text(result.texts), result.evaluated.text.n_documents
     recommendation = recommend(
         result.slack,
@@ -110,6 +89,7 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
         documents,
         result.timed,
         result.own_text,
+        result.tasks,
     )
     record = screening_to_json(result, recommendation)
     signs = result.certified.signs if result.certified is not None and recommendation.guarantee is not None else None
@@ -129,28 +109,36 @@ def screen(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = 
     )
 
 
-def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, progress: bool = False) -> ScreeningResult:
+def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, run: PhaseRunner) -> ScreeningResult:
     """Every phase up to the recommendation; raises as ``screen``."""
-    run, geometry = _PhaseTimer(progress), model.geometry
+    geometry = model.geometry
     texts = run("text", lambda name: read_text_splits(model, settings, name))
+    run.resume(digest_of_screening(model, settings, texts))
     costs = measure_unit_costs(model, texts.choose)
     predicted = predict_phase_seconds(model, texts, settings, costs)
     predicted["drafts"] = predict_drafting_seconds(model, texts, settings, costs)
-    if progress:
-        print_error(f"{model.name}: {format_predicted_duration(predicted)}")
+    if run.progress:
+        ahead = {phase: seconds for phase, seconds in predicted.items() if phase not in run.finished}
+        print_error(f"{model.name}: {format_predicted_duration(ahead)}")
     with all_threads_for_batches(texts.calibrate.n_tokens):
         fitted = run("lens", lambda name: fit_lens_and_gate(model, texts.calibrate, settings, name))
     attach_lens(model.stepper, fitted.lens, model.fingerprint)
     read = layers_to_read(model)
 
-    def trace_both(name: str | None) -> tuple[TextTracesByReadout, TextTracesByReadout, list[ExitFamily]]:
+    def trace_both(name: str | None) -> tuple[TextTracesByReadout, TextTracesByReadout, Profile]:
         choose, evaluate = (
             take_text_traces_by_readout(model.stepper, each, fitted, read, name)
             for each in (texts.choose, texts.evaluate)
         )
-        return choose, evaluate, _fit_families(model, texts, fitted, settings, name)
+        return choose, evaluate, _fit_profile(model, texts, fitted, settings, name)
 
-    chosen_on, evaluated, families = run("traces", trace_both)
+    chosen_on, evaluated, profile = run("traces", trace_both)
+    families = [
+        *published_families(profile, geometry.vocabulary, read),
+        *free_depth_families(geometry.layers, geometry.vocabulary, read),
+        *tuned_lens_families(fitted, geometry.vocabulary),
+    ]
+    run.know_families(families)
     levels = sorted({*RISE_LEVELS, settings.rise})
     headroom = run("slack", lambda _: compute_oracle_headrooms(evaluated, geometry, levels, settings.seed))
     chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
@@ -164,8 +152,11 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         "decoding",
         lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
     )
+    if states is not None:
+        attach_translators(model.stepper, states, model.fingerprint)
     shown = [row.point for row in decoded]
     written = run("own text", lambda _: judge_own_text(model, shown, texts.evaluate, settings))
+    solved = run("tasks", lambda _: judge_tasks(model, shown, texts.evaluate, settings))
     points = choose_points_to_time(rows, decoded, settings.rise)
 
     def time_points(_: str | None) -> dict[OperatingPoint, CandidateTime]:
@@ -174,7 +165,7 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         return dict(zip((full_depth(geometry.layers), *points.values()), timed, strict=True)) if timed else {}
 
     timed = run("timing", time_points)
-    drafts = run("drafts", lambda name: choose_drafting(model, texts, fitted, settings, name))
+    drafts = run("drafts", lambda name: choose_drafting(model, texts, fitted, settings, name, keep=run.keep))
     return ScreeningResult(
         model=model,
         settings=settings,
@@ -189,31 +180,26 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, *, pro
         decoded=decoded,
         timed=timed,
         own_text=written,
+        tasks=solved,
         drafts=drafts,
         seconds=run.seconds,
         predicted=predicted,
     )
 
 
-def _fit_families(
+def _fit_profile(
     model: LoadedModel, texts: TextSplits, fitted: FittedLens, settings: ScreeningSettings, progress: str | None
-) -> list[ExitFamily]:
-    layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
+) -> Profile:
     named, read = None if progress is None else f"{progress}, profile", layers_to_read(model)
     windows = texts.calibrate.windows[: settings.n_profile_windows]
-    profile = profile_of(
+    return profile_of(
         take_trace(model.stepper, windows, layers=read, progress=named),
-        read or default_probes(layers),
+        read or default_probes(model.geometry.layers),
         model=model.name,
         fingerprint=model.fingerprint,
         corpus=settings.corpus,
         dtype=fitted.lens.dtype,
     )
-    return [
-        *published_families(profile, vocabulary, read),
-        *free_depth_families(layers, vocabulary, read),
-        *tuned_lens_families(fitted, vocabulary),
-    ]
 
 
 def _decode_best(

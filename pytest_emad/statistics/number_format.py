@@ -147,3 +147,8 @@ def format_requirement(entry: Mapping[str, Any]) -> str:
         return ""
     bound = {"lower": "at most ", "higher": "at least "}.get(entry.get("good", ""), "")
     return f"{bound}{format_value(entry['threshold'], entry['unit'])}"
+
+
+def format_peak_memory(count: int, of: str) -> str:
+    """``peak memory 412 MB (resident, this process)``, of bytes and the name of their counter."""
+    return f"peak memory {count / 1e6:,.0f} MB ({of})"

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.record import Bools, Ints
+from emad_ref.models.tokenizers import decode_tokens
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import DECODE, Bools, Ints
 from emad_ref.replay.replay import top1_tokens_at_depth
-from pytest_emad.tasks.scoring import EncodedTaskItem
+from pytest_emad.tasks.scoring import EncodedTaskItem, is_code_completion_correct
 
+GENERATED_LINE = 24  # new tokens of a one-line program
 SHOWN = 10  # lost items of a task and a point that a report shows
 PROMPT_LETTERS = 400  # of a prompt's end
 LEFT_THERE = " …"  # greedy decoding goes on in its own way, which a replay of the reference answer does not read
@@ -68,6 +71,22 @@ def answers_from_trace(items: Sequence[EncodedTaskItem], trace: Trace, depth: In
             answers.append(TaskAnswer(decode(item.continuations[best].tolist()), depths))
         sequence += len(lengths)
     return answers
+
+
+def write_programs(
+    decoder: Decoder, items: Sequence[EncodedTaskItem], tokenizer: Any, rows: int
+) -> list[tuple[TaskAnswer, bool]]:
+    """What ``decoder`` writes for each program, ``rows`` at once, and whether it runs right."""
+    newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
+    found = []
+    for start in range(0, len(items), rows):
+        batch = items[start : start + rows]
+        record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
+        for row, (item, emitted) in enumerate(zip(batch, record.emitted, strict=True)):
+            text = decode_tokens(tokenizer, emitted.tolist())
+            depths = tuple(record.tokens.select_sequence(row, DECODE).depth.tolist())
+            found.append((TaskAnswer(text, depths), is_code_completion_correct(item.example, text)))
+    return found
 
 
 def lost_answers(

@@ -23,10 +23,11 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.models.stepper import LayerInputs, Stepper
 from emad_ref.point import EntropyEstimator, OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Session
-from emad_ref.record import Ints
+from emad_ref.record import Bools, Ints
 from emad_ref.replay.replay import replay, top1_tokens_at_depth
 from emad_ref.schedule.schedules import get_point_schedule
 from emad_ref.signals import SIGNALS, require_finite
+from pytest_emad.tasks.scoring import EncodedTaskItem, mark_correct_items_from_scores, to_token_sequences
 
 Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
 
@@ -203,6 +204,22 @@ def score_by_decoding(decoder: Decoder, batch: Sequence[ForcedInput]) -> list[An
     finally:
         session.close()
     return [answer for per_input in answers for answer in per_input]
+
+
+def mark_correct_items_by_decoding(decoder: Decoder, items: Sequence[EncodedTaskItem], rows: int) -> Bools:
+    """Whether each item is right; bool [items]. ``decoder`` reads every option token by token, ``rows`` at once.
+
+    Raises:
+        BadArgument: an item that is a program (``answers.write_programs``).
+    """
+    inputs = [
+        ForcedInput(tuple(each.tokens[:-1].tolist()), each.first_decided, (int(each.tokens[-1]),))
+        for each in to_token_sequences(items)
+    ]
+    batches = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+    answers = [answer for batch in batches for answer in score_by_decoding(decoder, batch)]
+    likelihood, greedy = (np.array(column) for column in zip(*answers, strict=True))
+    return mark_correct_items_from_scores(items, likelihood, greedy)
 
 
 def _extend_answer(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:

@@ -30,8 +30,9 @@ from emad_ref.decoding.prefix_tree import TextGenerationRequest
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay.replay import top1_tokens_at_depth
+from emad_ref.text import world
 from emad_ref.text.corpora import LazyDocumentTokens
-from emad_ref.text.documents import TaskExample
+from emad_ref.text.documents import Split, TaskExample
 from pytest_emad.tasks.datasets import TaskDataUnavailable
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -132,6 +133,18 @@ def encode_item(example: TaskExample, tokenizer: TextEncoder, opening: int | Non
     if not prompt or any(len(c) == 0 for c in continuations):
         raise BadArgument("example", example, "a prompt and answers of at least one token", "leave the example out")
     return EncodedTaskItem(example, np.array(prompt, dtype=np.int64), continuations)
+
+
+def make_world_items(
+    split: Split, count: int, seed: int, tokenizer: TextEncoder, opening: int | None
+) -> dict[str, list[EncodedTaskItem]]:
+    """Task of the synthetic world → ``count`` items of ``split``; raises as ``encode_item``."""
+    return {
+        task: [
+            encode_item(example, tokenizer, opening) for example in world.generate_examples(task, split, count, seed)
+        ]
+        for task in world.TASKS
+    }
 
 
 # ---------------------------------------------------------------- continuation choice: a task of any text
@@ -248,6 +261,12 @@ def majority_accuracy(examples: Sequence[TaskExample], elsewhere: Sequence[TaskE
     most = max(counts.values())
     right = Counter(example.answer for example in examples)
     return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
+
+
+def guess_accuracy(items: Sequence[EncodedTaskItem], elsewhere: Sequence[EncodedTaskItem]) -> float:
+    """Accuracy of the better guess: from an input's own symbols, or the most frequent answer ``elsewhere``."""
+    examples, others = ([item.example for item in side] for side in (items, elsewhere))
+    return max(float(np.mean([example.chance_accuracy for example in examples])), majority_accuracy(examples, others))
 
 
 def mark_correct_items_from_trace(items: Sequence[EncodedTaskItem], trace: Trace, depth: Ints) -> Bools:

@@ -66,11 +66,17 @@ def test_tasks_reach_the_verdict_the_table_and_the_notes(
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
-    [("gsm9k", "--emad-tasks='gsm9k', but expected a task of lm-eval"), ("pile", "but expected a folder that holds ")],
+    ("task", "said", "collected"),
+    [
+        ("gsm9k", "--emad-tasks='gsm9k', but expected a task of lm-eval", False),
+        ("pile", "but expected a folder that holds ", True),
+    ],
 )
-def test_a_task_that_is_not_there_is_one_error(judge: Run, reader: Path, data: Path, task: str, said: str) -> None:
+def test_a_task_that_is_not_there_is_one_error(
+    judge: Run, reader: Path, data: Path, task: str, said: str, collected: bool
+) -> None:
     result = judge(*F1, model=reader, corpus="self", data=data, tasks=task, more=NOT_LITERAL)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert text_of(result).count(said) == 1
-    assert not result.parseoutcomes().get("failed")
+    assert ("collected" in text_of(result)) is collected, "a name is refused before collection"
+    assert not collected or not result.parseoutcomes().get("failed")

@@ -45,7 +45,12 @@ def shown(cells: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.skipif(not NOTEBOOK.is_file(), reason="docs/ is not part of an installed package")
 def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_says(without_windows: None) -> None:
-    model, results, claims, legs, _, profile, point = shown(json.loads(NOTEBOOK.read_text("utf-8"))["cells"])
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    model, results, claims, legs, _, profile, point = shown(cells)
+    stored = [each["data"] for cell in cells for each in cell.get("outputs", [])]
+    texts = {"".join(data["text/plain"]) for data in stored}
+    assert {repr(value) for value in (model, results, profile, point)} <= texts, "execute the notebook and save it"
+    assert sum("image/png" in data for data in stored) == 2
     assert [len(repr(value)) <= LONGEST for value in (model, results, profile, point)] == [True] * 4
     assert all("<table>" in value._repr_html_() for value in (model, results, profile, point))
     assert list(claims["id"]) == ["EMAD-E1", "EMAD-E3", "EMAD-E13", "EMAD-E9"]

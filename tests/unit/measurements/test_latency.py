@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from emad_ref.models.generation import LOOKUP, count_traced_graphs
 from emad_ref.models.loading import load
 from emad_ref.record import Record
 from pytest_emad.benchmark.clock import PairedTimings
+from pytest_emad.benchmark.machine import peak_memory
 from pytest_emad.claims import speedup
 from pytest_emad.measurements import latency
 from pytest_emad.measurements.latency import (
@@ -278,9 +280,22 @@ def test_prefill_and_decoding_are_told_apart(timed_evidence):
     skipped = watch.time_point_by_batch_size(point)[1].compute_skipped_share("adaptive", LAYERS)
     assert f"K/V at full depth: {held:,} bytes a token, {100 * skipped:.1f} % of it may be freed" in said
     assert said.count("batch ") == 3
+    assert re.search(r"; peak memory [\d,]+ MB \(resident, this process\); K/V at", said)
     eager = replace(point, schedule="free_eager")
     watch._timed[eager] = watch.time_point_by_batch_size(point)
     assert "none may be freed under the free_eager schedule" in watch.format_prefill_note(eager)
+
+
+def test_peak_memory_is_the_most_that_this_process_held():
+    before = peak_memory(torch.device("cpu"))
+    held = torch.ones(before.bytes, dtype=torch.uint8)
+    after = peak_memory(torch.device("cpu"))
+    assert after.bytes > held.nbytes
+    assert after.of == "resident, this process"
+    del held
+    assert peak_memory(torch.device("cpu")).bytes >= after.bytes
+    assert peak_memory(torch.device("cpu"), in_children=True).of == "resident, the largest timed process"
+    assert "memory of a device 'meta' is not read" in peak_memory(torch.device("meta")).reason
 
 
 def test_blocks_left_out_are_counted_off_records(timed_evidence):

@@ -88,7 +88,7 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
 def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[ScreeningSettings] = []
 
-    def screened(model: object, settings: ScreeningSettings, *, progress: bool) -> Exit:
+    def screened(model: object, settings: ScreeningSettings, run: object) -> Exit:
         asked.append(settings)
         return found_exit()
 

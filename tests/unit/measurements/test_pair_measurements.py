@@ -47,10 +47,10 @@ from pytest_emad.measurements.pair_timing import (
 )
 from pytest_emad.measurements.run_resources import RunResources, make_decoder_on_judge_model
 from pytest_emad.measurements.study import BUDGETS, PAIR_SIZES, PairSampleSizes, Study
-from pytest_emad.measurements.task_scores import GENERATED_LINE
 from pytest_emad.screening.drafts import ASSISTED
 from pytest_emad.statistics.accuracy import estimate_accuracy_drop
 from pytest_emad.statistics.units import ByItem
+from pytest_emad.tasks.answers import GENERATED_LINE
 from pytest_emad.tasks.scoring import EncodedTaskItem
 
 NAMES = ("emad-nano", "emad-tiny")

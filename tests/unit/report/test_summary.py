@@ -397,11 +397,13 @@ def test_a_point_put_forward_shows_cost_and_quality_and_others_stay_in_their_tab
         "not_counted": {"code": "not exercised"},
         "time_ratio": {"1": 0.981},
         "tokens_per_s": {"1": [416.04, 407.9]},
+        "peak_memory": {"bytes": 412_300_000, "of": "resident, this process"},
     }
     shown = " ".join(" ".join(text(report([claim("EMAD-F1")], points=[point, {"name": "full depth"}]))).split())
     assert (
-        "emad m=0.80: chosen on validation; -23.3 % FLOPs net; speed 0.981× at batch 1 (408 tokens/s); perplexity "
-        "2.056 → 2.057, +0.03 % [+0.01 %, +0.05 %]; worst of 2 tasks facts 1.000 → 0.900"
+        "emad m=0.80: chosen on validation; -23.3 % FLOPs net; speed 0.981× at batch 1 (408 tokens/s), peak memory "
+        "412 MB (resident, this process); perplexity 2.056 → 2.057, +0.03 % [+0.01 %, +0.05 %]; "
+        "worst of 2 tasks facts 1.000 → 0.900"
     ) in shown
     assert "full depth" not in shown
 

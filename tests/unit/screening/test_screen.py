@@ -16,12 +16,14 @@ from emad_ref.decoding.reference import WalkedDecoder
 from emad_ref.decoding.teacher_forcing import TeacherForcedText
 from emad_ref.errors import BadArgument
 from emad_ref.exit_rules import early_exit_point
+from emad_ref.files import BadFile
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay.grids import ThresholdSweep
 from emad_ref.replay.losses import bound_rises, replay_losses
+from emad_ref.text import world
 from pytest_emad import cli
 from pytest_emad.benchmark.clock import WARM_UP
 from pytest_emad.screening import drafts, result, selection, traces
@@ -31,8 +33,9 @@ from pytest_emad.screening.exit import load_exit
 from pytest_emad.screening.exit_families import OWN_HEAD, TUNED_LENS, ExitFamily, candidate_probe_sets
 from pytest_emad.screening.guarantee import Guarantee, ThresholdTest
 from pytest_emad.screening.own_text import OwnText, judge_own_text
+from pytest_emad.screening.phases import PHASES, PhaseRunner, digest_of_screening
 from pytest_emad.screening.result import recommend
-from pytest_emad.screening.screen import PHASES, screen
+from pytest_emad.screening.screen import screen
 from pytest_emad.screening.selection import (
     Certification,
     FamilyWithoutPoint,
@@ -48,6 +51,7 @@ from pytest_emad.screening.settings import (
     default_document_count,
     default_window_size,
 )
+from pytest_emad.screening.task_losses import ScreenedTask, judge_tasks
 from pytest_emad.screening.timing import (
     CandidateTime,
     UnitCosts,
@@ -62,7 +66,9 @@ from pytest_emad.screening.traces import (
     layers_to_read,
     read_text_splits,
 )
+from pytest_emad.statistics.accuracy import AT_STAKE, TaskAccuracy, estimate_accuracy_drop
 from pytest_emad.statistics.estimate import Estimate
+from pytest_emad.statistics.units import ByItem
 from tests.small_models import small_config
 
 DOCUMENTS = 12
@@ -360,9 +366,12 @@ def promised(name):
 
 def decide(
     oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few=None, documents=None,
-    reach=(0.35, 0.33, 0.37), looser=None, fast=(1.3, 1.2, 1.4), own=(0.005, 0.2),
+    reach=(0.35, 0.33, 0.37), looser=None, fast=(1.3, 1.2, 1.4), own=(0.005, 0.2), lost=(0, 0), right=60,
 ):  # fmt: skip
-    """``fast``: the speed-up with its interval; ``own``: rise of the point's own text, and its p-value; None: none."""
+    """``fast``: the speed-up with its interval; ``own``: rise of the point's own text, and its p-value; None: none.
+
+    ``lost``: answers of 60 that each task loses, of ``right`` at full depth.
+    """
     family = ExitFamily("gate", TUNED_LENS, "free")
     saved, rise = estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n)
     rows = [SelectedPoint(family, 0.01, point(), saved, rise, saved, how="decoded")]
@@ -384,10 +393,23 @@ def decide(
     documents = n if documents is None else documents
     points = [row.point for row in rows]
     times = {each: CandidateTime(each.name, 0.01, *fast) for each in points if fast is not None}
-    written = [OwnText(each, replace(estimate(own[0], -0.01, 0.2, n=30), p_above=own[1]), 12.4, 64)
+    written = [OwnText(each, replace(estimate(own[0], -0.01, 0.2, n=30), p_above=own[1]), 12.4 if own[0] else 64.0, 64)
                for each in points if own is not None]  # fmt: skip
+    tasks = lost if isinstance(lost, Absent) else [
+        scored(each, f"task {number}", right, right - few_lost)
+        for each in points for number, few_lost in enumerate(lost)
+    ]  # fmt: skip
     decoded = rows if proven else []
-    return recommend(oracles, certified if proven else None, decoded, reached, 0.01, few, documents, times, written)
+    certified = certified if proven else None
+    return recommend(oracles, certified, decoded, reached, 0.01, few, documents, times, written, tasks)
+
+
+def scored(point, task, full, at_point, items=60):
+    """Return a task with so many right answers at full depth and at the point."""
+    scores = TaskAccuracy(
+        *(ByItem.from_independent_items(np.arange(items) < right) for right in (full, at_point)), 0.25, 1.0
+    )
+    return ScreenedTask(point, task, scores, estimate_accuracy_drop(scores.full, scores.adaptive, threshold=AT_STAKE))
 
 
 @pytest.mark.parametrize(
@@ -436,7 +458,7 @@ def test_points_are_decoded_up_to_the_first_that_is_neither_within_the_rise_nor_
 def test_a_confirmed_point_is_recommended_with_its_promise():
     said = decide()
     assert (said.lossy, said.guarantee) == (point(), promised("gate ≤ 0.1"))
-    assert "saves 30.0% net [28.0%, 32.0%] at +0.80% perplexity" in said.sentence
+    assert "saves 30.0% net [28.0%, 32.0%] of the FLOPs at +0.80% perplexity on given text" in said.sentence
     assert "With probability 95%" in said.sentence
 
 
@@ -445,24 +467,70 @@ def test_the_clock_and_its_own_text_decide_whether_to_leave_early():
     said = decide()
     assert said.leave_early
     assert said.sentence.startswith("leave early: tuned lens, gate, free depth, gate ≤ 0.1 after layers")
-    assert "it is 1.30× as fast [1.20, 1.40] as full depth on this machine" in said.sentence
-    assert "+0.5% [-1.0%, +20.0%] perplexity at full depth, and its first 12 of 64 tokens" in said.sentence
-    slow = "it is no faster than full depth: {} on this machine"
+    assert "; 1.30× [1.20, 1.40] as fast as full depth on this machine; " in said.sentence
+    assert (
+        "holds (perplexity +0.5% [-1.0%, +20.0%] as full depth scores it; the first 12 of 64 tokens as full"
+        in said.sentence
+    )
+    assert (
+        "; tasks hold (task 0 100 → 100 %, task 1 100 → 100 % right; 60 items each of 2 tasks that full"
+        in said.sentence
+    )
+    same = decide(own=(0.0, 1.0)).sentence
+    assert "; after 30 prompts it writes all 64 tokens as full depth does; " in same, "no interval of nothing"
+    slow = "it is not shown to save time ({} as fast as full depth on this machine)"
     cases = {
-        slow.format("0.66× as fast [0.60, 0.71]"): {"fast": (0.66, 0.6, 0.71)},
-        slow.format("1.05× as fast [0.98, 1.12]"): {"fast": (1.05, 0.98, 1.12)},
+        slow.format("0.66× [0.60, 0.71]"): {"fast": (0.66, 0.6, 0.71)},
+        slow.format("1.05× [0.98, 1.12]"): {"fast": (1.05, 0.98, 1.12)},
         "no text is long enough to time it": {"fast": None},
-        "text that it writes itself has +7.0% [-1.0%, +20.0%] perplexity": {"own": (0.07, 0.05)},
+        "text that it writes itself is worse (perplexity +7.0% [-1.0%, +20.0%] as full": {"own": (0.07, 0.05)},
         "no text is long enough to let it write": {"own": None},
+        "it loses answers (task 1 100 → 92 % right; 60 items each of 2 tasks that full depth solves)": {"lost": (0, 5)},
+        "no task can be tried: too short": {"lost": Absent("too short")},
     }
     for against, case in cases.items():
         found = decide(**case)
         assert not found.leave_early
-        assert found.sentence.startswith("do not leave early here: tuned lens, gate")
-        assert f"on evaluation text, but {against}" in found.sentence
+        assert found.sentence.startswith(f"do not leave early here: {against}")
+        assert ". The point: tuned lens, gate, free depth, gate ≤ 0.1 after layers" in found.sentence
         assert (found.lossy, found.guarantee) == (said.lossy, said.guarantee)
     both = decide(fast=(0.66, 0.6, 0.71), own=(0.07, 0.05)).sentence
-    assert "on this machine and text that it writes itself" in both
+    assert "on this machine); text that it writes itself is worse (perplexity +7.0%" in both
+    assert both.index("text that it writes") < both.index("The point: ") < both.index("tasks hold")
+
+
+def test_losses_of_tasks_that_are_not_shown_are_named_and_unsolved_tasks_tell_nothing():
+    unsure = decide(lost=(2, 0))
+    assert unsure.leave_early
+    assert "2 tasks that full depth solves, but task 0 may lose: too few items to tell)" in unsure.sentence
+    assert not decide(lost=(6, 0, 0, 0, 0)).leave_early
+    assert decide(lost=(5, 0, 0, 0, 0)).leave_early, "one of five tasks: p = 0.018 against 0.01"
+    unsolved = decide(lost=(9, 0), right=15)
+    assert unsolved.leave_early
+    assert "no task tells: full depth solves none of task 0, task 1, 60 items each" in unsolved.sentence
+
+
+def test_tasks_are_scored_as_emad_f1_does_on_the_same_items_at_both_depths(nano, tmp_path):
+    """Full depth loses nothing against itself; a point after the first layer loses all that full depth solves."""
+    settings, layers = ScreeningSettings(corpus="world:mixed", documents=12), nano.stepper.layers
+    early = early_exit_point("softmax_response", layers, nano.stepper.vocabulary_size, 1, 0.3)
+    text = read_text_splits(nano, settings).evaluate
+    found = judge_tasks(nano, [full_depth(layers), early], text, settings)
+    assert judge_tasks(nano, [], text, settings) == []
+    assert {each.task for each in found} == {*world.TASKS}
+    assert {len(each.scores.full) for each in found} == {30}
+    for each in found:
+        if each.point != early:
+            assert (each.scores.full.values == each.scores.adaptive.values).all(), each.task
+        elif each.scores.is_counted:
+            assert each.scores.accuracies[1] < 0.1, each.task
+    solved = {each.task for each in found if each.scores.is_counted}
+    assert {"code", "inventory"} <= solved, "a program, and an answer"
+    few = judge_tasks(nano, [early], text, replace(settings, corpus="self"))
+    assert (
+        few.reason.startswith("self: 12 of 12 documents read have 57 tokens, but continuation choice needs 30")
+        or few.reason
+    )
 
 
 def test_text_that_a_point_writes_itself_is_scored_at_full_depth(nano):
@@ -529,6 +597,63 @@ def test_what_does_not_hold_is_not_recommended(case, said):
     assert found.guarantee is None
     assert found.lossy.reason.startswith(said)
     assert found.sentence == found.lossy.reason
+
+
+# ---------------------------------------------------------------- after an interruption
+
+
+def test_an_interrupted_screening_goes_on_and_a_changed_setting_starts_anew(found, nano, tmp_path, capsys, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    settings, calls = ScreeningSettings(documents=DOCUMENTS), []
+    for name in ("fit_lens_and_gate", "take_text_traces_by_readout", "certify_points", "time_candidates"):
+        for module in (screen_module, selection):
+            if hasattr(module, name):
+                run = getattr(module, name)
+                monkeypatch.setattr(module, name, lambda *a, f=run, n=name, **k: calls.append(n) or f(*a, **k))
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts, "fit_draft_lens", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            screen(nano, settings, PhaseRunner(kept_in=tmp_path))
+    assert {"fit_lens_and_gate", "take_text_traces_by_readout"} <= {*calls}
+    calls.clear()
+    run = PhaseRunner(progress=True, kept_in=tmp_path)
+    again = screen(load("emad-nano"), settings, run)
+    assert calls == []
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "resumed" in line]
+    kept = "lens, traces, slack, families, decoding, own text, tasks, timing, texts of the model"
+    assert line.startswith(f"emad: resumed: not measured again: {kept} (kept in {tmp_path}")
+    timed = set(result.MACHINE_KEYS)
+    records = [{k: v for k, v in each.screened.items() if k not in timed} for each in (found[0], again)]
+    assert records[0] == records[1]
+    assert again.screened["seconds"]["lens"] > 0
+    other = PhaseRunner(kept_in=tmp_path)
+    for changed in (replace(settings, rise=0.02), replace(settings, documents=DOCUMENTS + 1)):
+        other.resume(digest_of_screening(nano, changed, read_text_splits(nano, changed)))
+        assert other.finished == []
+    run.forget()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_says_so(tmp_path, capsys):
+    (tmp_path / "file").write_text("no folder")
+    run = PhaseRunner(kept_in=tmp_path / "file")
+    run.resume("abc")
+    assert "emad: finished phases are not kept for an interrupted screening: kept phases=" in capsys.readouterr().err
+    assert [run("slack", lambda _, value=value: value) for value in (7, 8)] == [7, 8]
+    assert run.finished == []
+
+
+def test_a_kept_phase_that_cannot_be_read_is_refused_by_its_folder(tmp_path):
+    run = PhaseRunner(kept_in=tmp_path)
+    run.resume("abc")
+    assert run("slack", lambda _: 7) == run("slack", lambda _: 8) == 7
+    (tmp_path / "abc" / "slack.pickle").write_bytes(b"cut")
+    with pytest.raises(
+        BadFile, match=r"kept phase=.*slack\.pickle.*but expected a phase that emad screen kept; remove"
+    ):
+        run("slack", lambda _: 8)
 
 
 @pytest.mark.slow

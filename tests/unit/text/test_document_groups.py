@@ -21,6 +21,7 @@ from emad_ref.replay.losses import replay_losses
 from emad_ref.text.corpora import (
     DEALT,
     DistinctDocumentIterator,
+    describe_dealt_documents,
     describe_dealt_groups,
     group_of_document,
     iterate_corpus_documents,
@@ -101,6 +102,19 @@ def test_a_group_of_both_files_of_a_folder_is_not_judged(tmp_path: Path) -> None
     said = describe_dealt_groups(str(tmp_path), FIELD)
     assert "documents (groups): calibrate 40 (4), validate 40 (4), evaluate 40 (4); groups of the test file" in said
     assert said.endswith("left out: 2")
+
+
+def test_a_file_says_how_it_is_dealt_and_what_would_suffice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "letters.jsonl", *rows_of(30))
+    said = describe_dealt_documents(path, 200)
+    assert said.startswith(f"{path}, 300 documents: 75 calibrate, 75 choose, 150 judge; claims about text survive from")
+    assert said.endswith("from 200 judged on: 400 documents")
+    assert describe_dealt_documents(path, 150).endswith("150 judge")
+    counts = [sum(1 for _ in iterate_corpus_documents(path, split)) for split in DEALT]
+    assert counts == [75, 75, 150]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wikitext").write_text("a file of this name is not read", encoding="utf-8")
+    assert describe_dealt_documents("wikitext", 200) == describe_dealt_documents("self", 200) == ""
 
 
 @pytest.mark.parametrize(
