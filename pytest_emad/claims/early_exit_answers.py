@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from emad_ref.exit_rules import PRUNINGS
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_question
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
-from pytest_emad.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
+from pytest_emad.measurements.early_exits import AS_CODED, PRUNED_JSD_READINGS, EarlyExitMeasurements, ExitScores
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
 from pytest_emad.statistics.estimate import Estimate
@@ -241,10 +242,11 @@ RIVALS = {"fixed": "JSD, fixed", "decaying": "JSD, decaying"}  # pruning → rul
 
 
 def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
-    """EE-9: a leg per task, minimum layer and rival: blocks earlier; a second number is the score gained.
+    """EE-9: a leg per task, minimum layer, reading and rival: blocks earlier; a second number is the score gained.
 
-    Prunings often exit equally on every item: a contrast compares only plausible tokens, on which both normalisers
-    cancel (``probes.contrast``). Then the leg gives the number of tokens that each keeps.
+    In the paper's reading the contrast compares all tokens of the top-k, in the other one only plausible ones of them.
+    There prunings often exit equally on every item, since both normalisers cancel on the plausible tokens
+    (``probes.contrast``). Then the leg gives the number of tokens that each keeps.
     """
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, found.left_out_legs
@@ -259,16 +261,16 @@ def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict
 
 
 def iterate_vocabulary_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
-    """Iterate over adaptive against fixed and decaying pruning, with the sizes that each keeps."""
+    """Iterate over adaptive against fixed and decaying pruning, in both readings, with the sizes that each keeps."""
     stepper = exits.subject.stepper
-    for task, minimum in exits.solved_task_layer_pairs:
-        ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
+    for (task, minimum), (reading, ending) in product(exits.solved_task_layer_pairs, PRUNED_JSD_READINGS.items()):
+        ours = exits.answer_by_rule(task, f"JSD, adaptive{ending}", minimum).exited
         unsure, sure = compute_largest_smallest_adaptive_k(minimum, stepper.layers, stepper.vocabulary_size)
         for name, rival in RIVALS.items():
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
-            theirs = exits.answer_by_rule(task, rival, minimum).exited
-            yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
+            theirs = exits.answer_by_rule(task, f"{rival}{ending}", minimum).exited
+            yield RuleComparison(f"{task}, j={minimum}, {reading}, against {name}", ours, theirs, sizes)
 
 
 def compute_largest_smallest_adaptive_k(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
@@ -380,10 +382,10 @@ def answer_earlier_exit_after_finetuning(evidence: ModelMeasurements, asked: Cla
     exits = evidence.early_exits
 
     def judged() -> Verdict:
-        twin = exits.tuning_twin
-        if isinstance(twin, Absent):
-            return asked.lacking(twin)
-        before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
+        models = exits.models_before_and_after_tuning
+        if isinstance(models, Absent):
+            return asked.lacking(models)
+        before, after = models
         return decide_earlier_exit_after_finetuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
 
     return answer_early_exit_claim(evidence, asked, judged)
@@ -420,7 +422,7 @@ QUESTIONS = (
         lambda exits: RuleComparisons.from_comparisons(exits, iterate_vocabulary_pruning_comparisons(exits)),
         decide_adaptive_exit,
         tables=make_pruning_size_table,
-        legs=2 * EXIT_SETTINGS,
+        legs=len(RIVALS) * len(PRUNED_JSD_READINGS) * EXIT_SETTINGS,
     ),
     make_early_exit_question(
         "EE-10", lambda exits: make_rule_comparisons(exits, "weighted contrast", "softmax"), decide_weighted_contrast

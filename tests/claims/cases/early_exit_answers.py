@@ -15,6 +15,7 @@ from pytest_emad.claims.early_exit_answers import (
     RuleComparisons,
     StateCopies,
 )
+from pytest_emad.measurements.early_exits import PRUNED_JSD_READINGS
 from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulated_exits import DEEP, ITEMS, LAYERS, PLAIN, Cell, alike, contest, exited, leg_by_name, near
 from tests.claims.simulation import SCORED, Case, celled, says
@@ -94,6 +95,17 @@ def pruning_exits(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Gen
     return draw
 
 
+def by_reading(paper: float, plausible: float) -> Callable[[np.random.Generator], RuleComparisons]:
+    """Return blocks earlier in either reading, on the same task."""
+
+    def draw(rng: np.random.Generator) -> RuleComparisons:
+        readings = zip(PRUNED_JSD_READINGS, (paper, plausible), strict=True)
+        made = (contest(rng, f"qa, j=2, {reading}", sooner=blocks, gained=None) for reading, blocks in readings)
+        return RuleComparisons(tuple(made), LAYERS)
+
+    return draw
+
+
 def identical(cell: Cell) -> Callable[[np.random.Generator], RuleComparisons]:
     return lambda rng: RuleComparisons((alike(rng, "s0", cell, SIZES), alike(rng, "s1", cell, SIZES)), LAYERS)
 
@@ -101,6 +113,8 @@ def identical(cell: Cell) -> Callable[[np.random.Generator], RuleComparisons]:
 EE_9 = [
     Case("earlier than both", "holds", pruning_exits(0.5, 0.3), draws=15),
     Case("later than one", "fails", pruning_exits(0.5, -0.3), draws=15, check=says("s1: exit")),
+    Case("later in the paper's reading alone", "fails", by_reading(-0.3, 0.5), draws=15, check=says("2, paper: exit")),
+    Case("later in the other reading alone", "fails", by_reading(0.5, -0.3), draws=15, check=says("top-k: exit")),
     Case("prunings that decide alike", "premise", identical(PLAIN), 3, check=says(f"exit identically: {SIZES}")),
     *celled("prunings that decide alike", "tied", lambda n, icc: identical(Cell(n, icc)), draws=1),
     *celled(
