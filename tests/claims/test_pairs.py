@@ -25,7 +25,7 @@ from pytest_emad.statistics.verdicts import load_register
 from tests.claims.pair_items import right
 from tests.claims.simulation import asked
 
-ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
+ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4", "EAD-A6")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
 FEW = PairSampleSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
@@ -61,7 +61,7 @@ def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
 
 
-@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
+@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4", "EAD-A6"])
 def test_tokens_of_options_are_nobodys(claim) -> None:
     rules = SimpleNamespace(
         absent_premise=lambda: None,
