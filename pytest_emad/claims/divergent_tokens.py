@@ -8,6 +8,7 @@ small model. The share here is therefore an upper bound of R2R's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,9 @@ def decide_divergent_tokens(found: DivergentTokenEvidence, asked: ClaimContext) 
     lost = estimate_score_difference(written, found.switched, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
     name = f"{task}: score that EAD loses at a large-model share of {found.share:.1%}"
     legs = [
-        build_measured_estimate_leg(name, lost, found.rules),
+        build_measured_estimate_leg(
+            name, lost, found.rules if math.isfinite(lost.low) else f"{found.rules}; {lost.method}"
+        ),
         build_measured_estimate_leg(f"{task}: divergent tokens", share),
         build_measured_count_leg(
             f"{task}: score with them by the large model", float(written.values.mean()), len(written), "score"
