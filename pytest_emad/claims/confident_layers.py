@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.record import Floats, Ints
+from emad_ref.record import Ints
 from pytest_emad.claims.base import ClaimContext, make_model_question
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.statistics.accuracy import TaskAccuracy, estimate_accuracy_drop
@@ -60,15 +61,15 @@ def decide_confident_layers(found: ConfidentLayerEvidence, asked: ClaimContext) 
     return asked.judge_against_threshold({name: rise}, "above", most, beside)
 
 
-def find_confident_layers(entropy_nats: Floats, window: int) -> Ints:
+def find_confident_layers(entropy_nats: NDArray[np.floating], window: int) -> Ints:
     """int64 [tokens] the layer, from 1, of the entropy valley closest to the last of ``entropy_nats`` [tokens, L].
 
     It lies at most ``window`` layers before the last. Equal entropies are no step down.
     """
     last = entropy_nats.shape[1]
     falls = entropy_nats[:, last - window - 1 : -1] < entropy_nats[:, last - window :]  # by going one layer back
-    steps: Ints = np.logical_and.accumulate(falls[:, ::-1], axis=1).sum(axis=1)
-    return last - steps
+    found: Ints = last - np.logical_and.accumulate(falls[:, ::-1], axis=1).sum(axis=1)
+    return found
 
 
 def gather_confident_layers(evidence: ModelMeasurements) -> ConfidentLayerEvidence:
@@ -81,10 +82,10 @@ def gather_confident_layers(evidence: ModelMeasurements) -> ConfidentLayerEviden
 
     trace = traces.evaluation.fully_read_trace
     nll, chosen = trace.nll_nats, choose(trace)
-    by_window = trace.token_positions.sum_by_sequence
-    columns = by_window(nll[np.arange(len(trace)), chosen - 1]), by_window(nll[:, -1]), trace.n_decided_by_sequence
-    by_document = [traces.sum_by_document(column) for column in columns]
-    read = by_document[-1].values > 0  # of a short document no position may have been sampled
+    found, last = nll[np.arange(len(trace)), chosen - 1], nll[:, -1]
+    at_found, at_last = (traces.sum_by_document(trace.token_positions.sum_by_sequence(each)) for each in (found, last))
+    tokens = traces.sum_by_document(trace.n_decided_by_sequence)
+    read = tokens.values > 0  # of a short document no position may have been sampled
     full = evidence.subject.full_depth_point
     tasks = {
         task: TaskAccuracy(
@@ -96,7 +97,7 @@ def gather_confident_layers(evidence: ModelMeasurements) -> ConfidentLayerEviden
         for task in scores.replayed_task_names
     }
     moved = float((chosen < layers).mean())
-    return ConfidentLayerEvidence(*(column.select(read) for column in by_document), moved, tasks)
+    return ConfidentLayerEvidence(at_found.select(read), at_last.select(read), tokens.select(read), moved, tasks)
 
 
 QUESTIONS = (

@@ -275,9 +275,9 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary_size
     dials, absent = dict[str, ThresholdSweep](), dict[str, Absent]()
     for name, rule in CONFIDENCES.items():
-        signal, *options = rule
+        minimum = scale_minimum_exit_layers(layers)[0]
         try:
-            dial = confidence_sweep(signal, layers, vocabulary, scale_minimum_exit_layers(layers)[0], *options)
+            dial = confidence_sweep(rule.signal, layers, vocabulary, minimum, rule.pruning, rule.alpha)
             dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
             absent[name] = Absent(str(refusal), "premise")
