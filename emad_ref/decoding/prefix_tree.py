@@ -96,22 +96,29 @@ class SwitchedText:
         opened = int(bool(feeds) and self.model[0] == model)  # the starting model reads the prompt in any case
         return sum(n - 1 for _, n in feeds[opened:])
 
-    def compute_work_of_model(self, model: int, layers: int, opening: bool = False) -> Work:
+    def compute_work_of_model(self, model: int, layers: int, widest: int, opening: bool = False) -> Work:
         """Work of ``model`` with ``layers`` layers, at full depth in a session of one row.
 
         With ``opening`` only that of reading the prompt. A session reads its prompt except the last position in one
-        chunk, and then that position.
+        chunk, and then that position. Later it reads at most ``widest`` tokens at once
+        (``protocol.Capabilities.max_feed``): each sees what stood before its chunk, and all of its chunk.
         """
         work = Work.none(layers)
         for before, n in self.iterate_feeds(model):
             if opening and (before or self.model[0] != model):
                 break
             # opening: the positions before the last see each other, masked keys included, the last sees all
-            keys = n * (before + n) if before else (n - 1) ** 2 + n
+            keys = _count_keys(before, n, widest) if before else (n - 1) ** 2 + n
             work.tokens[:] += n
             work.context[:] += keys
             work.readout_rows[0, -1] += 1
         return work
+
+
+def _count_keys(before: int, n: int, widest: int) -> int:
+    """Keys that ``n`` tokens after ``before`` others compute with, in chunks of ``widest``, masked ones included."""
+    chunks = [(at, min(widest, n - at)) for at in range(0, n, widest)]
+    return sum(chunk * (before + at + chunk) for at, chunk in chunks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ import numpy as np
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
 from emad_ref.exit_rules import (
+    ALPHA,
     EMAD_FAMILY,
     early_exit_point,
     fixed_entropy_point,
@@ -187,7 +188,9 @@ def softmax_response_points(
     return evenly_spaced_points(dial, saved, count)
 
 
-def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> ThresholdSweep:
+def confidence_sweep(
+    signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none", alpha: float = ALPHA
+) -> ThresholdSweep:
     """Sweep of a monotone confidence rule of ``exit_rules.early_exit_point`` from layer ``minimum`` on, by 1 − λ.
 
     At 1 a token exits at its first possible layer.
@@ -197,7 +200,8 @@ def confidence_sweep(signal: str, layers: int, vocabulary: int, minimum: int, pr
     """
 
     def point(doubt: float) -> OperatingPoint:
-        return early_exit_point(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
+        sizes = layers, vocabulary, minimum
+        return early_exit_point(signal, *sizes, 1 - doubt, pruning=pruning, schedule="monotone", alpha=alpha)
 
     family = point(1.0).family.replace("_", " ")  # also refuses a rule that does not fit
     return ThresholdSweep(

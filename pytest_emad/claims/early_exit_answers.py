@@ -18,7 +18,14 @@ from emad_ref.exit_rules import PRUNINGS
 from emad_ref.probes.pruned_vocabulary import vocabulary_size_at_confidence
 from pytest_emad.claims.base import Answer, ClaimContext, Question, answer_question
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
-from pytest_emad.measurements.early_exits import AS_CODED, EarlyExitMeasurements, ExitScores
+from pytest_emad.measurements.early_exit_tasks import TASKS
+from pytest_emad.measurements.early_exits import (
+    AS_CODED,
+    PRUNED_JSD_READINGS,
+    EarlyExitMeasurements,
+    ExitScores,
+    scale_minimum_exit_layers,
+)
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.statistics.accuracy import estimate_paired_exit_depth_difference, estimate_score_difference
 from pytest_emad.statistics.estimate import Estimate
@@ -32,6 +39,7 @@ from pytest_emad.statistics.verdicts import Leg, Outcome, Verdict
 
 EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked chain
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
+PAPER_KINDS = ("qa", "summary")  # of the paper's two tasks, SQuAD and SamSum
 
 
 def make_unmet_early_exit_verdict(evidence: ModelMeasurements, asked: ClaimContext) -> Verdict | None:
@@ -86,6 +94,11 @@ def make_early_exit_question(
     return Question(claim, "model", answer, legs=lambda study, layers: legs, measures=measures, decide=decide)
 
 
+def select_paper_tasks(tasks: Iterable[str]) -> list[str]:
+    """Those of ``tasks`` that are of a kind with the paper's own."""
+    return [task for task in tasks if TASKS[task].kind in PAPER_KINDS]
+
+
 def make_missing_task_legs(missing: Mapping[str, Absent], unsolved: Mapping[str, Absent] | None = None) -> list[Leg]:
     """An unmeasured leg for each task that cannot be scored (task → why): the claim cannot survive without it.
 
@@ -103,6 +116,7 @@ def make_undecided_leg(name: str, reason: str, n: int = 0, outcome: Outcome = "n
     return Leg(name, outcome, None, None, n, None, "", reason)
 
 
+BEST_SUMMARY_MINIMUM = 17  # of 24 layers: the paper's largest gain of ROUGE-L
 ACTS = 0.05  # share of depth that a rule must save for a meaningful score
 SAME_EXITS = "both exit after the same blocks on every item"
 SAME_SCORES = "both score the same on every item"
@@ -176,14 +190,23 @@ def make_rule_comparisons(
 
     ``other``: the model of ``theirs``, if it differs.
     """
-    found, against = [], other or exits
-    for task, minimum in exits.solved_task_layer_pairs:
-        first = exits.answer_by_rule(task, ours, minimum)
-        second = against.answer_at_point(
-            task, against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
-        )
-        found.append(RuleComparison(f"{task}, j={minimum}", first.exited, second.exited))
-    return RuleComparisons.from_comparisons(exits, found)
+    return RuleComparisons.from_comparisons(
+        exits, (make_rule_comparison(exits, *each, ours, theirs, other) for each in exits.solved_task_layer_pairs)
+    )
+
+
+def make_rule_comparison(
+    exits: EarlyExitMeasurements,
+    task: str,
+    minimum: int,
+    ours: str,
+    theirs: str | None = None,
+    other: EarlyExitMeasurements | None = None,
+) -> RuleComparison:
+    """One comparison of ``make_rule_comparisons``."""
+    first, against = exits.answer_by_rule(task, ours, minimum), other or exits
+    point = against.full_depth_point if theirs is None else against.make_point(theirs, minimum)
+    return RuleComparison(f"{task}, j={minimum}", first.exited, against.answer_at_point(task, point).exited)
 
 
 # ---------------------------------------------------------------- EE-3: JSD against softmax response
@@ -237,38 +260,81 @@ def iterate_jsd_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleCompar
 
 # ---------------------------------------------------------------- EE-9: prunings under JSD
 
+TABLE_1_MINIMA = (15, 17, 18, 19, 20)  # of 24 layers
 RIVALS = {"fixed": "JSD, fixed", "decaying": "JSD, decaying"}  # pruning → rule
 
 
-def decide_adaptive_exit(found: RuleComparisons, asked: ClaimContext) -> Verdict:
+PrunedExits = tuple[RuleComparisons, RuleComparisons]  # in the paper's reading, and in the other one
+
+
+def decide_adaptive_exit(found: PrunedExits, asked: ClaimContext) -> Verdict:
     """EE-9: a leg per task, minimum layer and rival: blocks earlier; a second number is the score gained.
 
-    Prunings often exit equally on every item: a contrast compares only plausible tokens, on which both normalisers
-    cancel (``probes.contrast``). Then the leg gives the number of tokens that each keeps.
+    Questions and summaries have a further leg per rival: the mean over Table 1's minimum layers.
+
+    The paper's reading decides, in which the contrast compares all tokens of the top-k. The other one compares only
+    plausible tokens of the top-k, and is measured beside it. There prunings often exit equally on every item, since
+    both normalisers cancel on the plausible tokens (``probes.contrast``). Then the leg gives the number of tokens that
+    each keeps.
     """
+    paper, other = found
     least = asked.claim.thresholds["blocks_earlier"]
-    blocks, beside = {}, found.left_out_legs
-    for each in found.contests:
+    blocks, beside = {}, paper.left_out_legs
+    for each in (*paper.contests, *other.contests):
+        name = f"{each.where}: exit"
         if each.has_same_depth_sums:
-            said = f"the prunings exit identically: {each.sizes}"
-            beside.append(make_undecided_leg(f"{each.where}: exit", said, len(each.ours)))
+            said = f"the prunings exit identically: {each.sizes}" if each.sizes else SAME_EXITS
+            beside.append(make_undecided_leg(name, said, len(each.ours)))
             continue
-        blocks[f"{each.where}: exit"] = each.estimate_blocks_earlier(found.layers, least, asked.rng)
+        earlier = each.estimate_blocks_earlier(paper.layers, least, asked.rng)
+        if each in paper.contests:
+            blocks[name] = earlier
+        else:
+            beside.append(build_measured_estimate_leg(name, earlier))
         beside.append(build_measured_estimate_leg(f"{each.where}: score", each.estimate_score_gain(0.0, asked.rng)))
     return asked.judge_against_threshold(blocks, "below", least, beside)
 
 
-def iterate_vocabulary_pruning_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+def gather_pruned_jsd_exits(exits: EarlyExitMeasurements) -> PrunedExits:
+    """Gather adaptive pruning against its rivals in both readings, and Table 1 in the paper's."""
+    paper, other = (list(_iterate_pruning_comparisons(exits, *each)) for each in PRUNED_JSD_READINGS.items())
+    paper += iterate_mean_exit_comparisons(exits)
+    return RuleComparisons.from_comparisons(exits, paper), RuleComparisons.from_comparisons(exits, other)
+
+
+def _iterate_pruning_comparisons(exits: EarlyExitMeasurements, reading: str, ending: str) -> Iterator[RuleComparison]:
     """Iterate over adaptive against fixed and decaying pruning, with the sizes that each keeps."""
     stepper = exits.subject.stepper
     for task, minimum in exits.solved_task_layer_pairs:
-        ours = exits.answer_by_rule(task, "JSD, adaptive", minimum).exited
+        ours = exits.answer_by_rule(task, f"JSD, adaptive{ending}", minimum).exited
         unsure, sure = compute_largest_smallest_adaptive_k(minimum, stepper.layers, stepper.vocabulary_size)
         for name, rival in RIVALS.items():
             kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary_size).kept
             sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
-            theirs = exits.answer_by_rule(task, rival, minimum).exited
-            yield RuleComparison(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
+            theirs = exits.answer_by_rule(task, f"{rival}{ending}", minimum).exited
+            yield RuleComparison(f"{task}, j={minimum}, {reading}, against {name}", ours, theirs, sizes)
+
+
+def iterate_mean_exit_comparisons(exits: EarlyExitMeasurements) -> Iterator[RuleComparison]:
+    """Iterate over Table 1: adaptive pruning against its rivals, by means over its minimum layers, on its two tasks."""
+    minima = scale_minimum_exit_layers(exits.subject.stepper.layers, TABLE_1_MINIMA)
+    for task in select_paper_tasks(exits.solved_task_names):
+        ours, *theirs = (
+            mean_exit_scores([exits.answer_by_rule(task, rule, minimum).exited for minimum in minima])
+            for rule in ("JSD, adaptive", *RIVALS.values())
+        )
+        for name, rival in zip(RIVALS, theirs, strict=True):
+            yield RuleComparison(f"{task}, mean of j={', '.join(map(str, minima))}, against {name}", ours, rival)
+
+
+def mean_exit_scores(each: Sequence[ExitScores]) -> ExitScores:
+    """The same items under several settings: means of their scores and of their mean exits."""
+    score = each[0].score
+    return ExitScores(
+        score.with_values(np.mean([one.score.values for one in each], axis=0)),
+        score.with_values(np.mean([one.mean_exit_by_item.values for one in each], axis=0)),
+        score.with_values(np.ones(len(score))),
+    )
 
 
 def compute_largest_smallest_adaptive_k(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
@@ -380,17 +446,30 @@ def answer_earlier_exit_after_finetuning(evidence: ModelMeasurements, asked: Cla
     exits = evidence.early_exits
 
     def judged() -> Verdict:
-        twin = exits.tuning_twin
-        if isinstance(twin, Absent):
-            return asked.lacking(twin)
-        before, after = (exits, twin) if exits.is_untuned_bundled else (twin, exits)
+        models = exits.models_before_and_after_tuning
+        if isinstance(models, Absent):
+            return asked.lacking(models)
+        before, after = models
         return decide_earlier_exit_after_finetuning(make_rule_comparisons(after, "softmax", "softmax", before), asked)
 
     return answer_early_exit_claim(evidence, asked, judged)
 
 
+def gather_contrastive_scores(exits: EarlyExitMeasurements) -> RuleComparisons:
+    """Gather JSD against full depth, at the paper's minimum layers, and of summaries at the one of its largest gain."""
+    found = make_rule_comparisons(exits, "JSD")
+    (minimum,) = scale_minimum_exit_layers(exits.subject.stepper.layers, (BEST_SUMMARY_MINIMUM,))
+    summaries = [task for task in exits.solved_task_names if TASKS[task].kind == "summary"]
+    if minimum in exits.minimum_exit_layers:
+        return found
+    further = (make_rule_comparison(exits, task, minimum, "JSD") for task in summaries)
+    return replace(found, contests=(*found.contests, *further))
+
+
 def decide_contrastive_score(found: RuleComparisons, asked: ClaimContext) -> Verdict:
     """EE-15: a leg per task and minimum layer: score gained over full depth; attaches full depth's score.
+
+    Summaries have one more, at layer 17 of 24 (almost 10 % of ROUGE-L in the paper).
 
     If JSD saves less than a twentieth of the depth, or changes no item's score, the leg cannot judge exits.
     """
@@ -417,10 +496,10 @@ QUESTIONS = (
     ),
     make_early_exit_question(
         "EE-9",
-        lambda exits: RuleComparisons.from_comparisons(exits, iterate_vocabulary_pruning_comparisons(exits)),
+        gather_pruned_jsd_exits,
         decide_adaptive_exit,
         tables=make_pruning_size_table,
-        legs=2 * EXIT_SETTINGS,
+        legs=len(RIVALS) * (EXIT_SETTINGS + len(PAPER_KINDS)),
     ),
     make_early_exit_question(
         "EE-10", lambda exits: make_rule_comparisons(exits, "weighted contrast", "softmax"), decide_weighted_contrast
@@ -433,7 +512,5 @@ QUESTIONS = (
         legs=lambda study, layers: EXIT_SETTINGS,
         decide=decide_earlier_exit_after_finetuning,
     ),
-    make_early_exit_question(
-        "EE-15", lambda exits: make_rule_comparisons(exits, "JSD"), decide_contrastive_score, legs=EXIT_SETTINGS
-    ),
+    make_early_exit_question("EE-15", gather_contrastive_scores, decide_contrastive_score, legs=EXIT_SETTINGS + 1),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from pytest_emad.claims.early_exit_answers import (
     make_undecided_leg,
 )
 from pytest_emad.measurements.early_exits import (
+    PRUNED_JSD_READINGS,
     PUBLISHED_MINIMA,
     RULES,
     EarlyExitMeasurements,
@@ -75,18 +77,19 @@ NeverExiting = Mapping[str, FlopSaving]
 
 
 def make_pruning_comparisons(
-    exits: EarlyExitMeasurements, before: str, after: str, settings: Iterable[tuple[str, int]]
+    exits: EarlyExitMeasurements, before: str, after: Mapping[str, str], settings: Iterable[tuple[str, int]]
 ) -> tuple[PruningComparison, ...]:
-    """Two rules of ``RULES`` at each (task, minimum layer) of ``settings``.
+    """Rule ``before`` and each pruned one of ``after`` (name's ending → rule) at each (task, minimum layer).
 
     Raises:
         Unsupported: the decoder under test does not count its work, or declines a rule.
     """
     geometry, found = exits.subject.loaded.geometry, []
-    for task, minimum in settings:
-        first, second = (exits.answer_by_rule(task, rule, minimum) for rule in (before, after))
+    for (task, minimum), (reading, pruned) in product(settings, after.items()):
+        first, second = (exits.answer_by_rule(task, rule, minimum) for rule in (before, pruned))
         saved = compute_flop_ratios(first.compute_flops_per_item(geometry), second.compute_flops_per_item(geometry))
-        found.append(PruningComparison(f"{task}, j={minimum}", saved, first.exited.score, second.exited.score))
+        where = f"{task}, j={minimum}{reading}"
+        found.append(PruningComparison(where, saved, first.exited.score, second.exited.score))
     return tuple(found)
 
 
@@ -111,10 +114,10 @@ def compute_token_ratios_without_exit(
     """FLOP ratios of one token of ``geometry`` that never exits, under two rules of ``RULES``."""
     found = {}
     for minimum in minima:
-        signals = (RULES[rule] for rule in (before, after))
+        rules = (RULES[rule] for rule in (before, after))
         points = (
-            early_exit_point(signal, geometry.layers, geometry.vocabulary, minimum, NEVER, pruning=pruning)
-            for signal, pruning in signals
+            early_exit_point(signal, geometry.layers, geometry.vocabulary, minimum, NEVER, pruning=pruning, alpha=alpha)
+            for signal, pruning, alpha in rules
         )
         parts = [
             split_flops_per_item(token_work_without_exit(point, geometry, **CONTEXT), geometry) for point in points
@@ -196,7 +199,8 @@ def decide_fixed_pruning(found: PruningEvidence, asked: ClaimContext) -> Verdict
 def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict:
     """EE-2, EE-4: a report, three FLOP ratios and the score lost, per task and minimum layer.
 
-    EE-4 also lists the arithmetic of a token that never exits, or only that if items cannot be decoded.
+    EE-4 has them for both readings of JSD with pruning. It also lists the arithmetic of a token that never exits, or
+    only that if items cannot be decoded.
     """
     legs: list[Leg] = []
     for each in found.pruned:
@@ -209,17 +213,21 @@ def decide_pruning_costs(found: PruningEvidence, asked: ClaimContext) -> Verdict
 def make_pruning_question(
     claim: str,
     decide: Callable[[PruningEvidence, ClaimContext], Verdict],
-    rules: tuple[str, str],
+    before: str,
+    after: Mapping[str, str],
     *,
     arithmetic: bool = True,
     scores: bool = False,
 ) -> Question[ModelMeasurements]:
-    """The question of a claim on ``rules``, without and with pruning.
+    """The question of a claim on a rule with less pruning and with more.
 
     Args:
+        before, after: as of ``make_pruning_comparisons``; the first of ``after`` is a row of ``RULES``.
         arithmetic: whether the claim includes a token that never exits.
         scores: whether scores decide, so that unsolved tasks do not count.
     """
+
+    rules = before, next(iter(after.values()))
 
     def answer(evidence: ModelMeasurements, asked: ClaimContext) -> Answer:
         exits, absence = evidence.early_exits, evidence.early_exits.absent_premise
@@ -232,7 +240,7 @@ def make_pruning_question(
 
         def judged() -> Verdict:
             pruned = make_pruning_comparisons(
-                exits, *rules, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
+                exits, before, after, exits.solved_task_layer_pairs if scores else exits.task_layer_pairs
             )
             left_out = (exits.absent_by_task, exits.unsolved_by_task) if scores else ()
             witnessed = make_context_with_flop_evidence(evidence, asked)
@@ -326,9 +334,14 @@ def measure_rule_times_and_flops(exits: EarlyExitMeasurements) -> RuleTimings:
 
 
 QUESTIONS = (
-    make_pruning_question("EE-1", decide_fixed_pruning, ("softmax", "softmax, fixed"), scores=True),
-    make_pruning_question("EE-2", decide_pruning_costs, ("softmax, fixed", "softmax, decaying"), arithmetic=False),
-    make_pruning_question("EE-4", decide_pruning_costs, ("JSD", "JSD, adaptive")),
+    make_pruning_question("EE-1", decide_fixed_pruning, "softmax", {"": "softmax, fixed"}, scores=True),
+    make_pruning_question("EE-2", decide_pruning_costs, "softmax, fixed", {"": "softmax, decaying"}, arithmetic=False),
+    make_pruning_question(
+        "EE-4",
+        decide_pruning_costs,
+        "JSD",
+        {f", {reading}": f"JSD, adaptive{ending}" for reading, ending in PRUNED_JSD_READINGS.items()},
+    ),
     Question("EE-8", "model", answer_pruning_gain_by_formula, decide=decide_pruning_gain_by_formula),
     make_early_exit_question("EE-14", measure_rule_times_and_flops, decide_exit_runtime, measures=True),
 )

@@ -329,7 +329,7 @@ def answer_high_entropy_token_errors(pair: PairMeasurements, asked: ClaimContext
     task = pair.routing_rules.written_tasks_worth_routing[0]
     rule = pair.routing_rules.select_rule_for_paper_saving(task)
     done = pair.routing_rules.answer_judged_items(rule, task)
-    agrees = pair.answers.make_large_greedy_choice_masks(done, task, "evaluate", pair.size.judged)
+    agrees = pair.answers.make_greedy_choice_masks(LARGE, done, task, "evaluate", pair.size.judged)
     name = f"{task}, {describe_rule(rule)}"
     return make_answer_from_pair_verdict(
         pair,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from emad_ref.absent import Absent
 from emad_ref.calibration.learn_then_test import require_textual_consistency_losses
 from emad_ref.calibration.trace import compute_layer_logits
-from emad_ref.exit_rules import early_exit_point
+from emad_ref.exit_rules import ALPHA, early_exit_point
 from emad_ref.flop_ledger import flops
 from emad_ref.models.bundled import bundled_model_names
 from emad_ref.models.geometry import Geometry
@@ -32,17 +33,29 @@ from pytest_emad.statistics.accuracy import estimate_score_difference
 from pytest_emad.statistics.units import ByItem
 from pytest_emad.sweep.diagnostics import final_token_ranks
 
-# name → (signal, pruning), as ``exit_rules`` names them
-RULES: dict[str, tuple[str, str]] = {
-    "softmax": ("softmax_response", "none"),
-    "softmax, fixed": ("softmax_response", "fixed"),
-    "softmax, decaying": ("softmax_response", "decaying"),
-    "weighted contrast": ("weighted_contrast", "none"),
-    "JSD": ("jsd_contrast", "none"),
-    "JSD, fixed": ("jsd_contrast", "fixed"),
-    "JSD, decaying": ("jsd_contrast", "decaying"),
-    "JSD, adaptive": ("jsd_contrast", "adaptive"),
+
+class EarlyExitRule(NamedTuple):
+    """A signal and a pruning, as ``exit_rules`` names them; ``alpha``: α of the plausible tokens of a contrast."""
+
+    signal: str
+    pruning: str = "none"
+    alpha: float = ALPHA
+
+
+# The paper substitutes the plausible tokens of the contrast by the top-k of the pruning: α = 0 compares all of these.
+RULES: dict[str, EarlyExitRule] = {
+    "softmax": EarlyExitRule("softmax_response"),
+    "softmax, fixed": EarlyExitRule("softmax_response", "fixed"),
+    "softmax, decaying": EarlyExitRule("softmax_response", "decaying"),
+    "weighted contrast": EarlyExitRule("weighted_contrast"),
+    "JSD": EarlyExitRule("jsd_contrast"),
+    "JSD, fixed": EarlyExitRule("jsd_contrast", "fixed", alpha=0.0),
+    "JSD, decaying": EarlyExitRule("jsd_contrast", "decaying", alpha=0.0),
+    "JSD, adaptive": EarlyExitRule("jsd_contrast", "adaptive", alpha=0.0),
 }
+# Reading of JSD with pruning → ending of its rules' names. In the other one, α chooses plausible tokens of the top-k.
+PRUNED_JSD_READINGS = {"paper": "", "plausible top-k": ", plausible"}
+PLAUSIBLE_TOP_K = {f"{name}, plausible": rule._replace(alpha=ALPHA) for name, rule in RULES.items() if not rule.alpha}
 # The paper's JSD has no layer to contrast with at j and decides from j + 1 on. The authors' code also contrasts with
 # layers below j and decides from j on; here that is a separate rule. It also multiplies JSD's score by Σ p_ℓ, which is
 # 1, so ``rescale`` stays off.
@@ -72,9 +85,9 @@ def first_amateur_layer(minimum: int) -> int:
     return min(FIRST_AMATEUR, minimum - 1)
 
 
-def scale_minimum_exit_layers(layers: int) -> tuple[int, ...]:
-    """The paper's minimum exit layers, 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
-    scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in PUBLISHED_MINIMA)
+def scale_minimum_exit_layers(layers: int, published: Sequence[int] = PUBLISHED_MINIMA) -> tuple[int, ...]:
+    """The paper's minimum exit layers, by default 7 and 19 of 24, at the same share of ``layers`` ≥ 4."""
+    scaled = (round(layers * minimum / PUBLISHED_LAYERS) for minimum in published)
     # contrasts need a layer below, pruning one above besides the last
     return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
 
@@ -450,9 +463,13 @@ class EarlyExitMeasurements:
         return Absent(said, "premise")
 
     @property
+    def solved_task_names(self) -> list[str]:
+        return [task for task in self.task_names if task not in self.unsolved_by_task]
+
+    @property
     def solved_task_layer_pairs(self) -> list[tuple[str, int]]:
         """``task_layer_pairs`` of the solved tasks."""
-        return [(task, minimum) for task, minimum in self.task_layer_pairs if task not in self.unsolved_by_task]
+        return [(task, minimum) for task in self.solved_task_names for minimum in self.minimum_exit_layers]
 
     @property
     def full_depth_point(self) -> OperatingPoint:
@@ -461,15 +478,15 @@ class EarlyExitMeasurements:
     def make_point(
         self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
-        """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
+        """The point of a row of ``RULES`` or ``PLAUSIBLE_TOP_K``, or of JSD ``AS_CODED``."""
         sizes = self.subject.stepper.layers, self.subject.stepper.vocabulary_size
         if rule == AS_CODED:
             first = first_amateur_layer(minimum)
             return early_exit_point(
                 "jsd_contrast", *sizes, minimum, threshold, schedule=schedule, emit="expert", amateurs_from=first
             )
-        signal, pruning = RULES[rule]
-        return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
+        signal, pruning, alpha = (RULES | PLAUSIBLE_TOP_K)[rule]
+        return early_exit_point(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule, alpha=alpha)
 
     def make_prompts(self, task: str) -> list[Prompt]:
         return make_item_prompts(self.subject, self.task_items.load_items(task))
@@ -477,7 +494,7 @@ class EarlyExitMeasurements:
     def answer_by_rule(
         self, task: str, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> EarlyExitAnswers:
-        """All items of ``task`` under a row of ``RULES``."""
+        """All items of ``task`` under the point of ``make_point``."""
         return self.answer_at_point(task, self.make_point(rule, minimum, threshold, schedule))
 
     def answer_at_point(self, task: str, point: OperatingPoint) -> EarlyExitAnswers:
@@ -493,6 +510,21 @@ class EarlyExitMeasurements:
                 self.subject, self.make_prompts(task), self.task_items.load_items(task), self.minimum_exit_layers[0]
             )
         return self._read[task]
+
+    def find_layer_of_lowest_confidence(self, task: str) -> int | Absent:
+        """The paper's choice of j: the layer of least mean softmax response, on items that are not judged.
+
+        Absent if it is the first layer, which leaves none out.
+        """
+        others = self.task_items.load_items_of_other_texts(task, SET_SIZE)
+        if not others.pairs:
+            return Absent("every item is judged: none is left to choose j by")
+        read = read_layers(self.subject, make_item_prompts(self.subject, others), others, self.minimum_exit_layers[0])
+        confidence = read.response.mean(axis=0)[:-1]  # after the last layer no token exits early
+        if not confidence.argmin():
+            said = f"confidence is lowest after the first layer, {confidence[0]:.2f}: no layer is left out"
+            return Absent(said, "premise")
+        return int(confidence.argmin()) + 1
 
     def measure_consistency(self, task: str, thresholds: tuple[float, ...]) -> TextConsistency:
         """Consistency of softmax response at ``thresholds``: on judged items, and in sets of other items.
@@ -512,20 +544,16 @@ class EarlyExitMeasurements:
             sets = text_differences(task, full, rest).reshape(-1, SET_SIZE, len(points))
         return TextConsistency(pool, sets, np.array([one.exited.mean_exit_block for one in early]))
 
-    @property
-    def is_untuned_bundled(self) -> bool:
-        """Whether this is the bundled model before tuning."""
-        return self.subject.name == PRETRAINED
-
     @cached_property
-    def tuning_twin(self) -> EarlyExitMeasurements | Absent:
-        """The same model before or after tuning."""
+    def models_before_and_after_tuning(self) -> tuple[EarlyExitMeasurements, EarlyExitMeasurements] | Absent:
+        """The same model before and after tuning: this one and its twin."""
         name = TWINS.get(self.subject.name)
         if name is None:
             return Absent(f"only {' and '.join(TWINS)} are one model before and after tuning", "premise")
         if name not in bundled_model_names():
             return Absent(f"{name} does not come with this package", "premise")
-        return self._beside(name)
+        twin = self._beside(name)
+        return (self, twin) if self.subject.name == PRETRAINED else (twin, self)
 
 
 # ------------------------------------------------------------ tables

@@ -470,12 +470,14 @@ class PairAnswers:
             self._answers[key] = run()
         return self._answers[key]
 
-    # ------------------------------------------------------------ greedy choices of the large model
+    # ------------------------------------------------------------ greedy choices of either model
 
-    def make_large_greedy_choice_masks(self, done: ItemAnswers, task: str, split: Split, count: int) -> list[Bools]:
-        """Per item, [emitted] whether each token of a walk is the large model's greedy choice there."""
+    def make_greedy_choice_masks(
+        self, model: int, done: ItemAnswers, task: str, split: Split, count: int
+    ) -> list[Bools]:
+        """Per item, [emitted] whether each token of a walk is the greedy choice of ``model`` there."""
         with self.models.open_partners(rows=PAIR_ROWS, audited=True) as partners:
             return [
-                self._texts.greedy_choice_mask(partners, text, walk, LARGE)
+                self._texts.greedy_choice_mask(partners, text, walk, model)
                 for text, walk in zip(self.get_task(task).texts(split, count), done.walks, strict=True)
             ]

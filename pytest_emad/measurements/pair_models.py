@@ -83,20 +83,28 @@ class PairModels:
         return (1 - saving - ratio) / (1 - ratio)
 
     @cached_property
+    def _capabilities(self) -> tuple[Capabilities, ...]:
+        """Of both decoders, small first."""
+        with self.open_partners() as both:
+            return tuple(partner.decoder.capabilities for partner in both)
+
+    @property
     def has_work_counts(self) -> bool:
         """Whether both decoders count their work."""
-        with self.open_partners() as both:
-            return all(partner.decoder.capabilities.counted for partner in both)
+        return all(each.counted for each in self._capabilities)
 
     def compute_flops_of_work(self, work: Mapping[int, Work]) -> int:
         """FLOPs of the models' executed work, by their geometries."""
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
 
     def compute_switched_flops(self, walks: Sequence[SwitchedText], opening: bool = False) -> int:
-        """FLOPs of ``walks``, or only of ``opening`` them with the prompts, at the reference decoder's full depth."""
-        layers = [evidence.subject.stepper.layers for evidence in self.both]
+        """FLOPs of ``walks``, or only of ``opening`` them with the prompts, at full depth by these decoders' feeds."""
+        sizes = [
+            (evidence.subject.stepper.layers, each.max_feed)
+            for evidence, each in zip(self.both, self._capabilities, strict=True)
+        ]
         return sum(
-            self.compute_flops_of_work({model: walk.compute_work_of_model(model, layers[model], opening)})
+            self.compute_flops_of_work({model: walk.compute_work_of_model(model, *sizes[model], opening)})
             for walk in walks
             for model in (SMALL, LARGE)
         )

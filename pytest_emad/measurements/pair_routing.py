@@ -221,10 +221,14 @@ class RoutingRules:
 
         None if not even the small model saves that much.
         """
+        share = self.answers.models.large_share_at_saving(saving)
+        return None if share < 0 else self.evaluate_mixture_at_large_share(task, share, constants)
+
+    def evaluate_mixture_at_large_share(
+        self, task: str, share: float, constants: SwitchingConstants | None = None
+    ) -> RuleMixtureScores:
+        """The mixture of ``find_front_rules`` with exactly ``share`` of the judged tokens by the large model."""
         models = self.answers.models
-        share = models.large_share_at_saving(saving)
-        if share < 0:
-            return None
         rules, tried = self.find_front_rules(task, constants), self.try_rules(task, constants)
         judged = self.answers.answer_by_switching_rules(rules, task, "evaluate", self.size.judged)
         rng = np.random.default_rng(self.answers.seed)

@@ -37,18 +37,18 @@ from emad_ref.replay.losses import Column, LossColumn, Losses, choose_margin_poi
 from emad_ref.signals import SIGNALS, perplexity_from_nats, perplexity_rise_from_nats
 from emad_ref.text.documents import Split as Of
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
-from pytest_emad.measurements.early_exits import RULES, scale_minimum_exit_layers
+from pytest_emad.measurements.early_exits import RULES, EarlyExitRule, scale_minimum_exit_layers
 from pytest_emad.measurements.traces import LensTraces
 from pytest_emad.statistics.estimate import Estimate
 from pytest_emad.statistics.fronts import PointFamily, compare_families_at_saving_levels
 from pytest_emad.statistics.rates import estimate_entropy_slope
 from pytest_emad.sweep.front import FamilyFront
 
-# name → (signal, pruning): the rules of the early-exit claims, and every other early-exit rule unpruned
+# the rules of the early-exit claims, and every other early-exit rule unpruned
 CONFIDENCES = RULES | {
-    signal.label: (signal.name, "none")
+    signal.label: EarlyExitRule(signal.name)
     for signal in SIGNALS.values()
-    if signal.early_exit and signal.name not in dict(RULES.values())
+    if signal.early_exit and signal.name not in {rule.signal for rule in RULES.values()}
 }
 # documents of either split for confidence rules; perplexity needs 30
 WINDOWS: dict[str, dict[Of, int]] = {
@@ -275,9 +275,9 @@ def make_confidence_comparison(traces: LensTraces) -> FamilyComparison:
     layers, vocabulary = subject.stepper.layers, subject.stepper.vocabulary_size
     dials, absent = dict[str, ThresholdSweep](), dict[str, Absent]()
     for name, rule in CONFIDENCES.items():
-        signal, pruning = rule
+        minimum = scale_minimum_exit_layers(layers)[0]
         try:
-            dial = confidence_sweep(signal, layers, vocabulary, scale_minimum_exit_layers(layers)[0], pruning)
+            dial = confidence_sweep(rule.signal, layers, vocabulary, minimum, rule.pruning, rule.alpha)
             dials[f"early exit: {name}"] = dial
         except BadArgument as refusal:  # a vocabulary too small to prune, or too few layers
             absent[name] = Absent(str(refusal), "premise")

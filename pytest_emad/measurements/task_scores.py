@@ -27,7 +27,7 @@ from emad_ref.exit_rules import default_probes
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.tokenizers import decode_tokens
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Bools
+from emad_ref.record import Bools, Ints
 from emad_ref.replay.grids import NetSavingFunction
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
@@ -387,6 +387,11 @@ class ReplayedTask:
         assert right is not None, "a program is run, not replayed"
         return right
 
+    def correctness_at_chosen_layers(self, layers: Sequence[int], choose: Callable[[Trace], Ints]) -> ByItem:
+        """[items] bool, right if each token is read after the layer that ``choose`` gives it, one of ``layers``."""
+        trace = self._take(layers)
+        return self.cluster_values_by_text(mark_correct_items_from_trace(self.items, trace, choose(trace)))
+
     def compute_flop_saving(self, point: OperatingPoint) -> float:
         """Net share of the decode FLOPs of these sequences."""
         return self._play(point)[1]
@@ -482,6 +487,10 @@ class TaskScores:
         if played.replayable:
             return played.correctness_by_item(point)
         return played.cluster_values_by_text(np.array([right for _, right in self._programs(task, point)], dtype=bool))
+
+    def correctness_at_chosen_layers(self, task: str, layers: Sequence[int], choose: Callable[[Trace], Ints]) -> ByItem:
+        """As ``ReplayedTask.correctness_at_chosen_layers``; ``task``: of ``replayed_task_names``."""
+        return self._played[task].correctness_at_chosen_layers(layers, choose)
 
     def lost_answers(self, task: str, point: OperatingPoint) -> tuple[int, list[LostAnswer]]:
         """(Number of items that full depth answers right and ``point`` does not, the first of them)."""

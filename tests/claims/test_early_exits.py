@@ -17,15 +17,20 @@ from emad_ref.errors import RunStopped
 from emad_ref.models.loading import LoadedModel, load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
-from pytest_emad.claims import early_exit_answers, early_exit_flops
+from pytest_emad.claims import early_exit_answers, early_exit_flops, early_exit_settings
 from pytest_emad.claims.base import Answer, find_question_of_claim
-from pytest_emad.claims.early_exit_answers import answer_early_exit_claim, make_unmet_early_exit_verdict
+from pytest_emad.claims.early_exit_answers import (
+    RuleComparisons,
+    answer_early_exit_claim,
+    make_unmet_early_exit_verdict,
+)
 from pytest_emad.measurements.attachments import AttachedTable
-from pytest_emad.measurements.early_exits import EarlyExitMeasurements
+from pytest_emad.measurements.early_exits import EarlyExitMeasurements, ExitScores
 from pytest_emad.measurements.model_measurements import ModelMeasurements
 from pytest_emad.measurements.run_resources import RunResources
 from pytest_emad.measurements.study import Study
 from pytest_emad.statistics.legs import build_measured_count_leg, verdict_from_legs
+from pytest_emad.statistics.units import ByItem
 from pytest_emad.statistics.verdicts import Verdict
 from tests.claims.simulation import asked
 from tests.claims.test_simulated_truth import simulations
@@ -163,6 +168,81 @@ def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself
     assert [each.ours.confidence.emit for each in contests] == ["contrastive", "expert"] * 2
     assert {each.ours.signal for each in contests} == {"jsd_contrast"}
     assert {each.theirs.signal for each in contests} == {"softmax_response"}
+
+
+def recorded_exits(asked: list[tuple[str, str, int, float]]) -> Any:
+    """Return exits of a model of 24 layers that note (task, rule, minimum, λ), and answer with that tuple's number."""
+
+    def answered(task: str, rule: str, minimum: int, threshold: float = 0.9) -> Any:
+        asked.append((task, rule, minimum, threshold))
+        return SimpleNamespace(exited=len(asked) - 1)
+
+    return SimpleNamespace(
+        subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary_size=32_128)),
+        solved_task_names=["squad", "samsum", "count"],
+        solved_task_layer_pairs=[("squad", 7), ("squad", 19), ("samsum", 7), ("samsum", 19)],
+        minimum_exit_layers=(7, 19),
+        absent_by_task={},
+        unsolved_by_task={},
+        answer_by_rule=answered,
+        find_layer_of_lowest_confidence={"squad": 4, "samsum": Absent("lowest after the first layer")}.get,
+        models_before_and_after_tuning=Absent("no twin"),
+    )
+
+
+def test_settings_compare_what_the_paper_says_with_what_it_replaces() -> None:
+    asked: list[tuple[str, str, int, float]] = []
+    found = early_exit_settings.gather_settings(recorded_exits(asked))
+
+    def sides(given: RuleComparisons) -> list[tuple[Any, Any]]:
+        return [(asked[each.ours], asked[each.theirs]) for each in given.contests]  # type: ignore[call-overload]  # numbers of the stand-in
+
+    assert sides(found.lowered) == [
+        ((task, "softmax", 7, 0.5), (task, "softmax", 7, 0.9)) for task in ("squad", "samsum")
+    ]
+    assert sides(found.since_lowest) == [(("squad", "softmax", 4, 0.9), ("squad", "softmax", 1, 0.9))]
+    assert list(found.absent_layers) == ["samsum"]
+    assert sides(found.adaptive) == [
+        (("squad", rule, 7, 0.9), ("squad", "softmax", 7, 0.9))
+        for rule in ("JSD, adaptive", "JSD, adaptive, plausible")
+    ]
+    assert found.lost == Absent("no twin")
+
+
+def test_table_1_takes_the_mean_of_each_item_over_its_five_minimum_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, int, float]] = []
+    monkeypatch.setattr(early_exit_answers, "mean_exit_scores", lambda each: [asked[one] for one in each])
+    found = list(early_exit_answers.iterate_mean_exit_comparisons(recorded_exits(asked)))
+    rivals = ("JSD, fixed", "JSD, decaying")
+    each = [(task, rival) for task in ("squad", "samsum") for rival in rivals]
+    minima = (15, 17, 18, 19, 20)
+    for comparison, (task, rival) in zip(found, each, strict=True):
+        assert comparison.ours == [(task, "JSD, adaptive", minimum, 0.9) for minimum in minima]
+        assert comparison.theirs == [(task, rival, minimum, 0.9) for minimum in minima]
+
+
+def test_a_mean_over_settings_is_of_each_items_score_and_exit() -> None:
+    """Two items under two settings, with (score, Σ depth, tokens)."""
+    first, second = (
+        ExitScores(*(ByItem(np.array(column), np.arange(2)) for column in columns))
+        for columns in (([1.0, 0.0], [8.0, 30.0], [4, 10]), ([0.0, 0.0], [8.0, 10.0], [2, 10]))
+    )
+    mean = early_exit_answers.mean_exit_scores([first, second])
+    assert mean.score.values.tolist() == [0.5, 0.0]
+    assert mean.mean_exit_by_item.values.tolist() == [3.0, 2.0]
+
+
+def test_summaries_are_also_asked_where_the_paper_gains_most() -> None:
+    found = early_exit_answers.gather_contrastive_scores(full_depth_beside(recorded_exits([])))
+    assert [each.where for each in found.contests] == [
+        "squad, j=7", "squad, j=19", "samsum, j=7", "samsum, j=19", "samsum, j=17",
+    ]  # fmt: skip
+
+
+def full_depth_beside(exits: Any) -> Any:
+    """Return ``exits`` that also answer at full depth."""
+    exits.full_depth_point, exits.answer_at_point = None, lambda task, point: SimpleNamespace(exited=None)
+    return exits
 
 
 @pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.absent import Absent
-from emad_ref.decoding.switching import SwitchingRule
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from pytest_emad.audit.finding import AuditRefutedError
@@ -25,7 +25,7 @@ from pytest_emad.statistics.verdicts import load_register
 from tests.claims.pair_items import right
 from tests.claims.simulation import asked
 
-ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
+ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4", "EAD-A6")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
 FEW = PairSampleSizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
@@ -61,7 +61,7 @@ def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
 
 
-@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
+@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4", "EAD-A6"])
 def test_tokens_of_options_are_nobodys(claim) -> None:
     rules = SimpleNamespace(
         absent_premise=lambda: None,
@@ -71,6 +71,37 @@ def test_tokens_of_options_are_nobodys(claim) -> None:
     answer = answer_question(find_question_of_claim(claim), pair(routing_rules=rules), asked(claim, rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "arc_easy: options are read, no token is emitted" in answer.verdict.reason
+
+
+def test_divergent_tokens_are_those_that_the_small_model_would_not_write() -> None:
+    """EAD is read at their share, on the large model's own answers."""
+    asked_of, shares = [], []
+    own = SimpleNamespace(right=ByItem.from_independent_items(np.array([True, False])), emitted=np.array([3, 2]))
+
+    def mixture(task: str, share: float) -> SimpleNamespace:
+        shares.append(share)
+        return SimpleNamespace(score=own.right.with_values(np.array([0.5, 0.0])), name="rules")
+
+    def masks(model: int, *items: object) -> list[np.ndarray]:
+        asked_of.append(model)
+        return [np.array([True, False, True]), np.array([False, True])]
+
+    rules = SimpleNamespace(
+        absent_premise=lambda: None,
+        tasks_worth_routing=["facts"],
+        written_tasks_worth_routing=["facts"],
+        answer_judged_items_alone=lambda model, task: asked_of.append(model) or own,
+        evaluate_mixture_at_large_share=mixture,
+    )
+    routed = pair(
+        routing_rules=rules,
+        answers=SimpleNamespace(make_greedy_choice_masks=masks),
+        size=SimpleNamespace(judged=2),
+    )
+    answer = answer_question(find_question_of_claim("EAD-A6"), routed, asked("EAD-A6", rng()))
+    assert (asked_of, shares) == ([LARGE, SMALL], [2 / 5])
+    lost, divergent, score = (leg.estimate for leg in answer.verdict.legs)
+    assert (lost, divergent, score) == (0.25, 2 / 5, 0.5)
 
 
 @pytest.mark.parametrize("claim", SPECULATING)

@@ -26,7 +26,18 @@ from tests.small_models import LAYERS, small_model
 PAIRS = 30
 BESIDE = ("state copying", "monotone", "blocks left out")
 NOT_PREDICTED = "replay does not predict this decoder: depth 3, not 2"
-REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
+REPLAYED = (
+    "EMAD-E4",
+    "EMAD-E6",
+    "EMAD-E9",
+    "EMAD-E10",
+    "EMAD-E11",
+    "EMAD-R1",
+    "EMAD-R2",
+    "EMAD-R3",
+    "EMAD-R4",
+    "EMAD-X7",
+)
 
 
 @pytest.fixture(scope="module")

@@ -84,8 +84,8 @@ RUN = Study()
 LEGS = {
     "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 5, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
-    "EMAD-R4": 4, "EMAD-R5": 7, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
-    "EAD-F2": 3, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 5, "EMAD-X4": 3,
+    "EMAD-R4": 4, "EMAD-R5": 7, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 16, "EE-13": 6, "EE-15": 7, "EE-16": 10,
+    "EAD-F1": 10, "EAD-F2": 3, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 5, "EMAD-X4": 3, "EMAD-X7": 1,
 }  # fmt: skip
 
 

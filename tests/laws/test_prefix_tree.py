@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -108,9 +108,35 @@ def test_work_is_what_decoding_alone_executes(partners, walked, rule):
         assert [walk.count_tokens_read(model) for model in (SMALL, LARGE)] == read
         for spent, opening in ((own.record.work, False), (own.opening_work, True)):
             for model, work in spent.items():
-                mine = walk.compute_work_of_model(model, work.layers, opening)
-                for field in fields(Work):
-                    assert np.array_equal(getattr(mine, field.name), getattr(work, field.name)), field.name
+                widest = partners[model].decoder.capabilities.max_feed
+                assert_same_work(walk.compute_work_of_model(model, work.layers, widest, opening), work)
+
+
+class Alternating(SwitchingRule):
+    """The large model writes one token, the small one ``least_run``, and so on, at whatever entropy."""
+
+    def next_model(self, mean_bits, model, run):
+        return SMALL if model == LARGE or run < self.least_run else LARGE
+
+
+@pytest.mark.parametrize("widest", [64, 3])
+@pytest.mark.parametrize("caught_up", [1, 2, 63, 64, 65, 110])
+def test_work_is_what_decoding_alone_executes_at_any_catch_up_length(partners, monkeypatch, caught_up, widest):
+    """A catch-up longer than a feed of the decoder is read in several."""
+    for partner in partners:
+        capabilities = replace(partner.decoder.capabilities, max_feed=widest)
+        monkeypatch.setattr(partner.decoder, "capabilities", capabilities)
+    rule, most = Alternating(0.0, 1, caught_up, LARGE), caught_up + 4
+    own = switch(*partners, rule, PROMPTS[:1], most)
+    (walk,) = PrefixTrees(rows=1).generate_switched(partners, [(TextGenerationRequest(PROMPTS[0].tokens, most), rule)])
+    assert (caught_up + 1) in [n for _, n in walk.iterate_feeds(LARGE)], "its own last token besides"
+    for model, work in own.record.work.items():
+        assert_same_work(walk.compute_work_of_model(model, work.layers, widest), work)
+
+
+def assert_same_work(derived, executed):
+    for field in fields(Work):
+        assert np.array_equal(getattr(derived, field.name), getattr(executed, field.name)), field.name
 
 
 def test_rules_that_never_part_are_not_decoded_twice(partners):

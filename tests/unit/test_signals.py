@@ -186,7 +186,7 @@ def test_a_row_says_which_sweeps_compare_the_signal(signal: Signal) -> None:
     assert signal is ENTROPY or any(signal.name == name or signal.is_learned for name in VARIANTS), (
         "no audit compares it"
     )
-    early = [rule for rule, (name, _) in CONFIDENCES.items() if name == signal.name]
+    early = [name for name, rule in CONFIDENCES.items() if rule.signal == signal.name]
     assert bool(early) == signal.early_exit
 
 

@@ -11,6 +11,7 @@ from pytest_emad.claims.early_exit_answers import (
     SAME_EXITS,
     SAME_SCORES,
     ContrastiveExits,
+    PrunedExits,
     RuleComparison,
     RuleComparisons,
     StateCopies,
@@ -86,21 +87,50 @@ EE_3 = [
 SIZES = "k = 54–545 (adaptive) and 4, 4 (fixed)"
 
 
-def pruning_exits(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], RuleComparisons]:
-    def draw(rng: np.random.Generator) -> RuleComparisons:
+def pruning_exits(
+    *sooner: float, other: float = 0.0, cell: Cell = PLAIN
+) -> Callable[[np.random.Generator], PrunedExits]:
+    """Return blocks earlier in the paper's reading, per setting, and in the ``other`` one."""
+
+    def draw(rng: np.random.Generator) -> PrunedExits:
         made = (contest(rng, f"s{i}", sooner=blocks, gained=None, cell=cell) for i, blocks in enumerate(sooner))
-        return RuleComparisons(tuple(made), LAYERS)
+        plausible = contest(rng, "s0, plausible top-k", sooner=other, gained=None, cell=cell)
+        return RuleComparisons(tuple(made), LAYERS), RuleComparisons((plausible,), LAYERS)
 
     return draw
 
 
-def identical(cell: Cell) -> Callable[[np.random.Generator], RuleComparisons]:
-    return lambda rng: RuleComparisons((alike(rng, "s0", cell, SIZES), alike(rng, "s1", cell, SIZES)), LAYERS)
+def identical(cell: Cell) -> Callable[[np.random.Generator], PrunedExits]:
+    def draw(rng: np.random.Generator) -> PrunedExits:
+        same = RuleComparisons((alike(rng, "s0", cell, SIZES), alike(rng, "s1", cell, SIZES)), LAYERS)
+        return same, same
+
+    return draw
+
+
+def the_other_reading_is(sooner: float) -> Callable[[Verdict], None]:
+    """120 items, deviations of 0.5 blocks: four errors."""
+
+    def check(verdict: Verdict) -> None:
+        near({"s0, plausible top-k: exit": sooner}, 0.19)(verdict)
+        assert leg_by_name(verdict)["s0, plausible top-k: exit"].outcome == "measured"
+
+    return check
 
 
 EE_9 = [
     Case("earlier than both", "holds", pruning_exits(0.5, 0.3), draws=15),
     Case("later than one", "fails", pruning_exits(0.5, -0.3), draws=15, check=says("s1: exit")),
+    Case(
+        "earlier only in the other reading",
+        "fails",
+        pruning_exits(-0.4, other=0.5),
+        15,
+        check=the_other_reading_is(0.5),
+    ),
+    Case(
+        "later only in the other reading", "holds", pruning_exits(0.4, other=-0.5), 15, check=the_other_reading_is(-0.5)
+    ),
     Case("prunings that decide alike", "premise", identical(PLAIN), 3, check=says(f"exit identically: {SIZES}")),
     *celled("prunings that decide alike", "tied", lambda n, icc: identical(Cell(n, icc)), draws=1),
     *celled(

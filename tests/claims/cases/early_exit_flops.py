@@ -152,6 +152,16 @@ def adaptive_truth(fewer: float, lost: float):
     return check
 
 
+def adaptive_by_reading(rng: np.random.Generator) -> PruningEvidence:
+    """The paper's reading exits nowhere and saves less; the other one loses score."""
+    return PruningEvidence((pruned(rng, "qa, paper", 0.9, 0.0), pruned(rng, "qa, plausible top-k", 1.9, 0.05)))
+
+
+def readings_apart(verdict: Verdict) -> None:
+    near({"qa, paper: confidence FLOPs": 0.9, "qa, plausible top-k: confidence FLOPs": 1.9}, 1e-12)(verdict)
+    near({"qa, paper: score lost": 0.0, "qa, plausible top-k: score lost": 0.05}, 0.015)(verdict)
+
+
 EE_4 = [
     Case(
         "1.9 times fewer, nothing lost", "value", adaptive_pruning(1.9, 0.0), draws=10, check=adaptive_truth(1.9, 0.0)
@@ -159,6 +169,7 @@ EE_4 = [
     Case(
         "more FLOPs, 5 points gained", "value", adaptive_pruning(0.9, -0.05), draws=10, check=adaptive_truth(0.9, -0.05)
     ),
+    Case("readings that differ", "value", adaptive_by_reading, draws=10, check=readings_apart),
     Case("random weights: arithmetic alone", "value", lambda rng: PruningEvidence(never=never(5.0))),
     Case("no files", "premise", lambda rng: PruningEvidence(never=never(5.0), missing={"items": Absent("no files")})),
 ]

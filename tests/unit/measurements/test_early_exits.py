@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.special import softmax
 from emad_ref.absent import Absent
 from emad_ref.calibration.trace import compute_layer_logits
 from emad_ref.errors import BadArgument, RunStopped
-from emad_ref.exit_rules import kept_vocabulary_size
+from emad_ref.exit_rules import ALPHA, kept_vocabulary_size
 from emad_ref.flop_ledger import flops
 from emad_ref.models.geometry import published_geometry
 from emad_ref.models.loading import LoadedModel, load
@@ -23,10 +24,11 @@ from emad_ref.record import Work
 from emad_ref.text.seq2seq_pairs import generate_source_target_pairs
 from pytest_emad.measurements import early_exit_tasks, early_exits
 from pytest_emad.measurements import early_exit_tasks as exit_tasks
-from pytest_emad.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, exact_match, score_answer
+from pytest_emad.measurements.early_exit_tasks import ITEMS, TASKS, WORLD, TaskItems, exact_match, score_answer
 from pytest_emad.measurements.early_exits import (
     AS_CODED,
     LEAST_VOCABULARY,
+    PRUNED_JSD_READINGS,
     RULES,
     ItemFlopsByPart,
     compute_flop_ratios,
@@ -159,6 +161,25 @@ def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they
             assert set(jsd.mean_exit_by_item.values) == set(softmax.mean_exit_by_item.values) == {float(first)}
 
 
+def test_the_top_k_substitutes_the_plausible_tokens_in_the_papers_reading_and_holds_them_in_the_other(
+    evidence: ModelMeasurements,
+) -> None:
+    """After the layer above the minimum, where one amateur is left: by hand, from the logits of both layers."""
+    exits, minimum = evidence.early_exits, MINIMA[0]
+    subject, tokens = exits.subject, np.array([exits.subject.opening_token, 3])
+    logits = subject.reference_lens(tokens)[-1]  # [L, V]
+    expert, amateur = logits[minimum], logits[minimum - 1]
+    top_k = np.argsort(-amateur)[: kept_vocabulary_size(minimum, LAYERS, len(amateur))]
+    p, q = softmax(expert[top_k]), softmax(amateur[top_k])
+    for (reading, ending), least in zip(PRUNED_JSD_READINGS.items(), (0.0, ALPHA * p.max()), strict=True):
+        head = p >= least
+        second, first = np.sort(np.where(head, p / q / (p / q)[head].sum(), p))[-2:]
+        with subject.open_decoder(exits.make_point(f"JSD, fixed{ending}", minimum, threshold=2.0)) as decoder:
+            record = decoder.generate([Prompt(tokens, subject.audit_source_ids)], 1, frozenset())
+        assert record.signal[-1, 1] == pytest.approx(first - second, abs=1e-5), reading
+    assert 2 < head.sum() < len(top_k), "the readings differ"
+
+
 def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_below() -> None:
     assert [first_amateur_layer(minimum) for minimum in (2, 3, 8)] == [1, 2, 2]
 
@@ -170,6 +191,27 @@ def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: ModelMeas
     assert all("not solved: full depth scores" in absent.reason for absent in exits.unsolved_by_task.values())
     assert exits.solved_task_layer_pairs == []
     assert len(exits.task_layer_pairs) == len(exits.task_names) * len(MINIMA)
+
+
+def test_j_is_the_layer_of_lowest_mean_confidence_on_items_that_are_not_judged(
+    evidence: ModelMeasurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits = evidence.early_exits
+    judged = {pair.text for pair in exits.task_items.load_items("qa").pairs}
+    response = np.full((4, LAYERS), 0.9)
+
+    def read(subject: ModelUnderTest, prompts: object, items: TaskItems, minimum: int) -> SimpleNamespace:
+        assert items.pairs
+        assert not judged & {pair.text for pair in items.pairs}
+        return SimpleNamespace(response=response)
+
+    monkeypatch.setattr(early_exits, "read_layers", read)
+    response[:, 4], response[:, -1] = (0.1, 0.2, 0.9, 0.9), 0.0  # the last layer is no exit
+    assert exits.find_layer_of_lowest_confidence("qa") == 5
+    response[:, 0] = 0.2
+    found = exits.find_layer_of_lowest_confidence("qa")
+    assert isinstance(found, Absent)
+    assert found.reason == "confidence is lowest after the first layer, 0.20: no layer is left out"
 
 
 def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that_never_fires(

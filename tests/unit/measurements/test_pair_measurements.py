@@ -355,7 +355,7 @@ def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bund
     records, emitted = decoded_alone(bundled)
     assert never.large_share == 1.0
     assert [walk.tokens.tolist() for walk in never.walks] == emitted
-    assert all(np.concatenate(bundled.answers.make_large_greedy_choice_masks(never, *ITEMS))), (
+    assert all(np.concatenate(bundled.answers.make_greedy_choice_masks(LARGE, never, *ITEMS))), (
         "greedy choices are its own"
     )
     # the timed path reads a prompt whole, with masked keys, a session its last position apart: p² or p² − p + 1
@@ -375,6 +375,26 @@ def decoded_alone(bundled) -> tuple[list[Record], list[list[int]]]:
     return records, emitted
 
 
+def test_a_text_with_divergent_tokens_by_the_large_model_is_its_own(bundled) -> None:
+    """EAD-A6: decoded token by token; both models extend the same history, and the large one wins where they differ."""
+    written = bundled.answers.answer_by_one_model(LARGE, *ITEMS)
+    agrees = bundled.answers.make_greedy_choice_masks(SMALL, written, *ITEMS)
+    task, *drawn = ITEMS
+    with bundled.models.open_partners() as partners:
+        for request, walk, same in zip(
+            bundled.answers.get_task(task).texts(*drawn), written.walks, agrees, strict=True
+        ):
+            history = request.prompt
+            for at in range(len(walk.tokens)):
+                small, large = (
+                    partner.decoder.generate([Prompt(history)], 1, frozenset()).emitted[0][0] for partner in partners
+                )
+                assert same[at] == (small == large)
+                history = np.append(history, small if small == large else large)
+            assert history[len(request.prompt) :].tolist() == walk.tokens.tolist()
+    assert 0 < np.concatenate(agrees).mean() < 1
+
+
 def test_another_models_token_is_no_agreement(bundled) -> None:
     written = bundled.answers.answer_by_one_model(SMALL, *ITEMS)
     wrong = []
@@ -383,7 +403,7 @@ def test_another_models_token_is_no_agreement(bundled) -> None:
         tokens[2] = (tokens[2] + 1) % 500
         wrong.append(replace(walk, tokens=tokens))
     honest, forged = (
-        bundled.answers.make_large_greedy_choice_masks(replace(written, walks=tuple(walks)), *ITEMS)
+        bundled.answers.make_greedy_choice_masks(LARGE, replace(written, walks=tuple(walks)), *ITEMS)
         for walks in (written.walks, wrong)
     )
     assert [agrees[2] for agrees in forged] == [False] * FEW.judged

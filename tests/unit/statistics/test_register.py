@@ -84,6 +84,7 @@ def test_rows_of_documents_ask_for_more_of_them_before_they_let_a_leg_survive():
         "EMAD-E10",
         "EMAD-E12",
         "EMAD-X1",
+        "EMAD-X7",
         *("ENG-1", "ENG-4", "ENG-7"),
         *(f"EMAD-R{i}" for i in range(1, 5)),
     }
