@@ -155,7 +155,7 @@ def build_screening_tables(
             "point": row["name"],
             "ms per token": f"{1000 * row['seconds']:.3g}",
             "tokens per s": f"{1 / row['seconds']:.3g}",
-            "speedup [95 %]": f"{row['fast']:.2f}× [{row['low']:.2f}, {row['high']:.2f}]",
+            "× as fast [95 %]": interval([row["fast"], row["low"], row["high"]], ".2f"),
         }
         for row in record["time"]
     ]

@@ -177,7 +177,7 @@ def operating_point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def lost_answer_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """One row per shown item that full depth answers right and a point does not.
+    """One row per shown item that full depth answers right and a point does not; of each point the worst task first.
 
     ``lost_answers`` of a point: task → {"count": all such items, "first": [{"prompt", "full_depth", "at_point": the
     answers, "depths": of each token of the latter, [] if unknown}]}.
@@ -194,7 +194,7 @@ def lost_answer_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
             "point": Cell(point["name"]),
         }
         for point in points
-        for task, lost in (point.get("lost_answers") or {}).items()
+        for task, lost in sorted((point.get("lost_answers") or {}).items(), key=lambda each: -each[1]["count"])
         for number, one in enumerate(lost["first"], 1)
     ]
 

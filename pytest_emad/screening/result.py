@@ -303,7 +303,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
             "chosen": None if proven.point_within_bound is None else proven.point_within_bound.name,
             "promise": proven.promise.to_json(),
         },
-        "time": [asdict(each) for each in result.timed.values()],
+        "time": [time_to_json(each) for each in result.timed.values()],
         "own_text": [
             {
                 "point": each.point.name,
@@ -361,6 +361,11 @@ def _selection_json(rows: Sequence[SelectionRow]) -> list[dict[str, Any]]:
         | (_point_json(row) if isinstance(row, SelectedPoint) else EMPTY_ROW)
         for row in rows
     ]
+
+
+def time_to_json(time: CandidateTime) -> dict[str, Any]:
+    """None for an unbounded side: few pairs on a busy machine may bound no ratio."""
+    return asdict(time) | _bounds_json(time.low, time.high)
 
 
 def _bounds_json(low: float, high: float) -> dict[str, float | None]:

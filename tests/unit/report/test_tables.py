@@ -251,3 +251,6 @@ def test_lost_answers_have_a_row_each_with_both_answers():
         {"task": "chart (2 of 5 lost)", "prompt, its end": "who?", "full depth": "Mia", "at the point": "Kai",
          "depths": ABSENT, "point": "early"},
     ]  # fmt: skip
+    two = {"facts": {"count": 1, "first": first[:1]}, "chart": {"count": 5, "first": first[:1]}}
+    worst_first = [row["task"].text for row in lost_answer_rows([POINT | {"lost_answers": two}])]
+    assert worst_first == ["chart (1 of 5 lost)", "facts (1 of 1 lost)"]
