@@ -55,7 +55,6 @@ class CriterionEvidence:
     ``criteria``   all screened criteria, at their best setting.
     ``slack``      the largest net share that an oracle saves at the threshold's loss; None: not measured.
     ``task_legs``  measures the loss of each task at the chosen point, for a row that applies.
-    ``point``      digest of the chosen operating point; "" without one.
     """
 
     documents: int
@@ -63,7 +62,6 @@ class CriterionEvidence:
     criteria: Sequence[PointLoss]
     slack: float | None
     task_legs: Callable[[], Sequence[Leg]] = tuple
-    point: str = ""
 
 
 def decide_any_criterion_saves(found: CriterionEvidence, asked: ClaimContext) -> Verdict:
@@ -95,7 +93,7 @@ def _chosen_point(found: CriterionEvidence, asked: ClaimContext, draws: Floats) 
     """Legs for both sides of the chosen point; neither can falsify a claim about all criteria."""
     if isinstance(found.chosen, Absent):
         return []
-    name, point, (saving, rise) = found.chosen.point.name, found.point, _sides(found.chosen, asked, draws)
+    name, point, (saving, rise) = found.chosen.point.name, found.chosen.point.digest, _sides(found.chosen, asked, draws)
     tests = [
         asked.make_leg_test(f"{name}: net saving", saving, "below", _least(asked), point=point, kind="reduction"),
         asked.make_leg_test(f"{name}: perplexity", rise, "above", _most(asked), point=point, kind="perplexity"),
@@ -186,13 +184,11 @@ def _task_legs(evidence: ModelMeasurements) -> tuple[Leg, ...]:
 
 def gather_criterion_evidence(beyond: ExitEvaluation) -> CriterionEvidence:
     """Evidence for EMAD-X1 from the evaluation of an exit."""
-    point = beyond.recommended_point
     return CriterionEvidence(
         len(beyond.full_depth_loss.nats),
         beyond.recommended_point_loss,
         beyond.criterion_losses,
         beyond.oracle_saving_bound,
-        point="" if isinstance(point, Absent) else point.digest,
     )
 
 

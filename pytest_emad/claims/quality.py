@@ -329,18 +329,18 @@ def measure_every_margin(evidence: ModelMeasurements) -> QualityEvidence:
 
 @dataclass(frozen=True)
 class SelectedMarginEvidence:
-    """The cheapest margin within bounds on validation (``name``, "" for none), and its net FLOP savings there.
+    """The cheapest margin within bounds on validation (``name`` and ``digest``, "" for none), and its savings there.
 
     On the test split: ``sums`` there and at full depth, None without a ``USEFUL`` selection; ``perplexity`` of full
     depth; the replayed ``tasks`` at the margin, counting or not.
     """
 
     name: str = ""
+    digest: str = ""
     net_reduction: float = 0.0
     sums: NllPair | None = None
     perplexity: float = math.nan
     tasks: Mapping[str, TaskAccuracy] = field(default_factory=dict)
-    digest: str = ""
 
 
 def decide_selected_margin(found: SelectedMarginEvidence, asked: ClaimContext) -> Verdict:
@@ -382,7 +382,7 @@ def gather_selected_margin(evidence: ModelMeasurements) -> SelectedMarginEvidenc
     chosen, points, scored = evidence.points.selected_margin_loss, evidence.points, evidence.task_scores
     if isinstance(chosen, Absent):
         return SelectedMarginEvidence()
-    named = chosen.point.name, chosen.net_reduction
+    named = chosen.point.name, chosen.point.digest, chosen.net_reduction
     if chosen.net_reduction < USEFUL:
         return SelectedMarginEvidence(*named)
     sums = nll_pair_by_document(points.emad_sweep_losses.of(chosen.point))

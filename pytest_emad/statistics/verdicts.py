@@ -93,7 +93,7 @@ class Leg:
 
     ``name``       for readers; code asks ``point``, ``kind`` and ``on``.
     ``point``      ``OperatingPoint.digest`` of the point that it is about; "" none.
-    ``kind``       what it measures there.
+    ``kind``       what it measures there; "" without a point.
     ``on``         the corpus, task or baseline that it is about; the name itself, if neither point nor kind are given.
     ``interval``   two-sided 95 %, or None; ``reason`` then explains it if not obvious.
     ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
@@ -124,6 +124,7 @@ class Leg:
 
     def __post_init__(self) -> None:
         _require_valid_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
+        assert self.point or not self.kind, f"{self.name!r} measures {self.kind} at no point"
         if not (self.point or self.kind or self.on):
             object.__setattr__(self, "on", self.name)
 

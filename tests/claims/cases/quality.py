@@ -326,7 +326,7 @@ EMAD_F1_LITERAL = [
 #
 # A selected margin with known losses of perplexity and accuracy, and selections of no margin.
 
-MARGIN = ("emad m=0.50", 0.3)
+MARGIN = ("emad m=0.50", "0123456789ab", 0.3)
 MARGIN_ITEMS = 4000
 NOTHING: Mapping[str, float] = {"facts": 0.0, "chart": 0.0}
 
@@ -439,7 +439,9 @@ EMAD_E10 = [
         check=not_survived,
     ),
     Case("no margin holds the bounds", "premise", selected(), check=says_what_was_selected),
-    Case("the margin saves 12 %", "premise", selected("emad m=0.10", 0.12), check=says_what_was_selected),
+    Case(
+        "the margin saves 12 %", "premise", selected("emad m=0.10", "ba9876543210", 0.12), check=says_what_was_selected
+    ),
 ]
 
 
