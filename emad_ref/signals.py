@@ -188,11 +188,6 @@ class Signal:
         return not self.is_single_layer and self.needs not in (LEARNED, PREVIOUS_PROBE)
 
     @property
-    def reads_previous_probe(self) -> bool:
-        """Whether it compares a readout with that at the probe before."""
-        return self.needs is PREVIOUS_PROBE
-
-    @property
     def is_contrastive(self) -> bool:
         """Whether it contrasts readouts of several layers."""
         return self.needs_confidence_parameters and self.cost is not None

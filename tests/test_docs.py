@@ -65,6 +65,7 @@ def ident(value: object) -> str:
 
 PATHS = {  # page → least number of places that its way through the code names, and most files that a reader opens
     "CONTRIBUTING.md": (20, None),
+    "docs/layout.md": (12, None),
     "docs/life-of-a-request.md": (8, 20),
     "docs/life-of-a-token.md": (8, 11),  # the ten that run, and the profile
     "docs/life-of-a-screening.md": (8, 15),

@@ -44,6 +44,7 @@ from emad_ref.schedule.schedules import TokenPositions
 from emad_ref.signals import (
     ENTROPY,
     LAYERWISE,
+    PREVIOUS_PROBE,
     SIGNALS,
     LogitsReadout,
     log_probabilities,
@@ -213,7 +214,7 @@ class Trace:
         """
         if point.confidence is not None:
             return self.confidence_rule_columns(point).signal
-        if SIGNALS[point.signal].reads_previous_probe:
+        if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
             return self._agreement(point.probes)
         if point.estimator == EntropyEstimator():
             return self.signal_at_every_layer(point.signal)

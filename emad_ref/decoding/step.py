@@ -134,7 +134,7 @@ class AdaptiveForward:
         several = (
             self.schedule.by_prefix and point.bins.bin_count == 1 and not point.interpolate and point.decay is None
         )
-        remembers = point.confidence is not None or SIGNALS[point.signal].reads_previous_probe
+        remembers = point.confidence is not None or not SIGNALS[point.signal].is_single_layer
         return several and point.estimator.kind == "full" and not remembers
 
     def run_step(self, step: StepInput) -> StepOutput:

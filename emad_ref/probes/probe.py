@@ -30,6 +30,7 @@ from emad_ref.record import Ints, Work
 from emad_ref.signals import (
     HALF_DEPTH,
     LAYER_LOGITS,
+    PREVIOUS_PROBE,
     SIGNALS,
     SINCE_MINIMUM,
     STATE_BELOW,
@@ -257,6 +258,6 @@ def make_probe(stepper: Stepper, point: OperatingPoint, heads: ReadoutHeads | No
     """The probe that ``point`` names; ``heads``: as of ``make_confidence_probe``."""
     if point.confidence is not None:
         return make_confidence_probe(stepper, point, heads)
-    if SIGNALS[point.signal].reads_previous_probe:
+    if SIGNALS[point.signal].needs is PREVIOUS_PROBE:
         return PreviousTop1AgreementProbe(stepper, point)
     return FullSoftmaxProbe(stepper, point) if point.estimator.kind == "full" else EstimatorProbe(stepper, point)

@@ -1,4 +1,4 @@
-"""What operating points lose and cost on one text: one table, one choice from it, and how it is made.
+"""What operating points lose and cost on one text: a table, the choice of a point from it, and how it is made.
 
 ``Losses`` has a row per point and a column per document. Replays of a trace make it (``replay_losses``). Under state
 copying the states of later tokens change with every exit, so no trace gives a point's loss; then the text is decoded
@@ -9,9 +9,10 @@ from its depths, or as counted under a confidence rule, whose readouts depend on
 Decode steps are charged: the last prompt position and all after it. An encoder's run belongs to its prompt;
 cross-attention of decode steps, and the K/V of a source that they need, are charged.
 
-A point is chosen by ``Losses.choose``. A margin ("Select margin m on a small validation set", EMAD) is chosen by an
-upper bound of its rise, ``bound_rises``: a choice by the estimate ends on the threshold, and the chosen point's true
-rise exceeds the threshold in a third of runs and more.
+``Losses.choose`` takes the point of least cost, or least loss, within bounds; ``docs/layout.md`` lists the choices made
+elsewhere. A margin ("Select margin m on a small validation set", EMAD) is chosen by an upper bound of its rise,
+``bound_rises``: a choice by the estimate ends on the threshold, and the chosen point's true rise exceeds the threshold
+in a third of runs and more.
 """
 
 from __future__ import annotations

@@ -141,16 +141,16 @@ def run_screening_phases(model: LoadedModel, settings: ScreeningSettings, run: P
     run.know_families(families)
     levels = sorted({*RISE_LEVELS, settings.rise})
     headroom = run("slack", lambda _: compute_oracle_headrooms(evaluated, geometry, levels, settings.seed))
-    chooser = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
+    selector = PointSelector(chosen_on, evaluated.text.n_documents, geometry)
 
     def reach_both(_: str | None) -> tuple[list[SelectionRow], list[SelectionRow]]:
-        rows = select_points(families, levels, chooser, evaluated, geometry, settings.seed)
+        rows = select_points(families, levels, selector, evaluated, geometry, settings.seed)
         return rows, optimistic_savings(families, settings.rise, evaluated, geometry, settings.seed)
 
     rows, reach = run("families", reach_both)
     states, certification, decoded = run(
         "decoding",
-        lambda name: _decode_best(model, texts, rows, chooser, evaluated, settings, name),
+        lambda name: _decode_best(model, texts, rows, selector, evaluated, settings, name),
     )
     if states is not None:
         attach_translators(model.stepper, states, model.fingerprint)
@@ -206,7 +206,7 @@ def _decode_best(
     model: LoadedModel,
     texts: TextSplits,
     rows: list[SelectionRow],
-    chooser: PointSelector,
+    selector: PointSelector,
     evaluated: TextTracesByReadout,
     settings: ScreeningSettings,
     progress: str | None,
@@ -219,10 +219,10 @@ def _decode_best(
     free = [row for row in within if row.family.depth == "free"]
     if not free:
         return None, None, []
-    best = max(free, key=lambda row: chooser.net_saving(row.point))
+    best = max(free, key=lambda row: selector.net_saving(row.point))
     named = None if progress is None else f"{progress}, states"
     states = fit_state_translators(model, best.point, texts.calibrate, settings, named)
-    points = candidate_points_up_to_best(best.family, best.point, chooser, settings.rise, states)
+    points = candidate_points_up_to_best(best.family, best.point, selector, settings.rise, states)
     if not points:
         return states, None, []
     count = evaluated.text.n_documents

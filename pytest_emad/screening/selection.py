@@ -194,13 +194,13 @@ COSTS: tuple[CostColumn, CostColumn] = ("flops", "depth")
 def select_points(
     families: Iterable[ExitFamily],
     levels: Sequence[float],
-    chooser: PointSelector,
+    selector: PointSelector,
     traced: TextTracesByReadout,
     geometry: Geometry,
     seed: int = 0,
 ) -> list[SelectionRow]:
     """A row per family and level, judged on ``traced``. ``seed``: of the resampling."""
-    chosen = [(family, level, chooser.best_point(family, level)) for family in families for level in levels]
+    chosen = [(family, level, selector.best_point(family, level)) for family in families for level in levels]
     return _with_intervals(chosen, traced, geometry, seed)
 
 
@@ -334,14 +334,14 @@ def fit_state_translators(
 
 
 def candidate_points_up_to_best(
-    family: ExitFamily, best: OperatingPoint, chooser: PointSelector, rise: float, states: StateTranslators | None
+    family: ExitFamily, best: OperatingPoint, selector: PointSelector, rise: float, states: StateTranslators | None
 ) -> list[OperatingPoint]:
     """Points at or below the thresholds of ``best`` in its family, strict to loose, for decoding.
 
     ``states`` translate an exit's state for K and V above it; None: the state is copied.
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
-    points = [chooser.loosest_point(dial, share * rise) for share in STRICTNESS]
+    points = [selector.loosest_point(dial, share * rise) for share in STRICTNESS]
     return [point_with_translated_kv(point, states) for point in dict.fromkeys(points) if point is not None]
 
 

@@ -5,10 +5,9 @@ rules bind every claim:
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
-- One falsified leg falsifies the row, so ``falsified`` carries Holm's correction over the legs. Only a slow-down, an
-  interval of EMAD-F2 below 1×, falsifies without it. ``other_legs`` counts
-  gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays valid, if
-  conservative.
+- One falsified leg falsifies the row, so ``falsified`` carries Holm's correction over the legs. Only a slow-down
+  falsifies without it (``LegTest.surely_fails``). ``other_legs`` counts gating legs of the same run that are decided
+  elsewhere, 0 for a row that does not gate; their p-values count as 1, so the correction stays valid, if conservative.
 - All legs must survive for the row to survive: an intersection–union test (Berger 1982), whose level is that of its
   legs. Each is tested at 5 % on its own; a correction would only cost power.
 - Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm, unless its

@@ -68,7 +68,11 @@ def require_alike(stepper, point, seed):
         early_exit_point("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
         early_exit_point("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
         early_exit_point("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
-        threshold_point(SIGNALS["agreement"], LAYERS, range(2, LAYERS), 1e-6),
+        *(
+            threshold_point(signal, LAYERS, range(2, LAYERS), 1e-6)
+            for signal in SIGNALS.values()
+            if signal.needs_only_thresholds and not signal.is_single_layer
+        ),
     ],
     ids=lambda point: point.name,
 )

@@ -23,7 +23,6 @@ from emad_ref.signals import (
     ENTROPY,
     LARGE_VOCABULARY,
     LAYERWISE,
-    PREVIOUS_PROBE,
     SIGNALS,
     Signal,
     exp_log_probabilities,
@@ -141,7 +140,7 @@ def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
 
 def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(signal: Signal) -> None:
     made = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
-    if signal.is_single_layer or signal.needs is PREVIOUS_PROBE:
+    if signal.needs_only_thresholds:
         assert OperatingPoint(**made, signal=signal.name).has_adaptive_depth
         never = OperatingPoint(**{**made, "thresholds": ((signal.unreachable_threshold,),)}, signal=signal.name)
         assert not never.has_adaptive_depth

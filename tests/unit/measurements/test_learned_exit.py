@@ -20,6 +20,7 @@ from emad_ref.point import EntropyEstimator, OperatingPoint, ScheduleName, full_
 from emad_ref.probes.tuned_lens import get_attached_lens
 from emad_ref.protocol import Request, Unsupported
 from emad_ref.replay.losses import decode_losses, replay_losses
+from emad_ref.signals import signals_in_sweep
 from pytest_emad.claims.base import Answer, RunPlan, answer_question, find_question_of_claim
 from pytest_emad.measurements import learned_exit
 from pytest_emad.measurements.latency import ADAPTIVE, FULL, GENERATE
@@ -226,7 +227,7 @@ def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> Non
     told = {row["family"]: row["kind"] for row in figure.rows}
     ceilings = {family for family, kind in told.items() if kind == "ceiling"}
     rules = {family.removesuffix(", tuned lens") for family in set(told) - ceilings}
-    assert rules == {"entropy", "softmax response", "gate", "agreement"}
+    assert rules == {signal.label for signal in signals_in_sweep("criterion") if not signal.needs_confidence_parameters}
     assert {family.rpartition(", ")[2] for family in ceilings} == {"tuned lens", "own head"}
     assert any("monotone" in family for family in ceilings)
     assert {(row["family"], row["rise %"]) for row in table.rows} == {
