@@ -157,6 +157,7 @@ def add_judge_arguments(sub: argparse.ArgumentParser) -> None:
         "emad judge ./llama --tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
         "emad judge ./llama --tasks colours --task-path .",
         "emad judge ./llama --corpus texts.jsonl --corpus-group author",
+        "emad judge ./llama --decoder http://localhost:8000 --decoder-baseline http://localhost:8001 --only ENG-7",
         "emad judge ./llama --decoder http://localhost:8000 --known-gaps gaps.toml",
         "emad judge ./llama --decoder http://localhost:8000 --acceptance-record curve.yaml,llama,thinking_off,3",
         "emad judge emad-tiny --only EAD-F1 --pair emad-nano,emad-tiny",

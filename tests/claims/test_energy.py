@@ -10,6 +10,7 @@ import torch
 
 from emad_ref.absent import Absent
 from emad_ref.models.loading import load
+from emad_ref.point import truncated
 from emad_ref.protocol import Prompt, Request, Unsupported
 from pytest_emad.benchmark.energy import EnergyResult
 from pytest_emad.claims import energy
@@ -154,7 +155,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, made: type[CountsItself]) -> Answe
     evidence = ModelMeasurements(
         load("emad-nano"), Study(corpus="self"), RunResources(make_decoder=lambda request: made(request, board))
     )
-    evidence.latency.request_shape = (8, 4)
+    evidence.latency.request_shape, evidence.latency.most_saving_point = (8, 4), truncated(4, 2)
     replay_board(monkeypatch, board)
     return answer_question(find_question_of_claim("EMAD-N1"), evidence, asked())
 

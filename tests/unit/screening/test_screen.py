@@ -632,6 +632,7 @@ def test_an_interrupted_screening_goes_on_and_a_changed_setting_starts_anew(foun
     for changed in (replace(settings, rise=0.02), replace(settings, documents=DOCUMENTS + 1)):
         other.resume(digest_of_screening(nano, changed, read_text_splits(nano, changed)))
         assert other.finished == []
+        other.forget()
     run.forget()
     assert list(tmp_path.iterdir()) == []
 
