@@ -90,6 +90,7 @@ class PhaseRunner:
             kept: T = self._read(path)
             return kept
         done = work()
+        self._folder.mkdir(parents=True, exist_ok=True)  # the same screening elsewhere removes it when it is done
         with open_for_atomic_write(path, "a kept phase") as file:
             _FamilyNamingPickler(file).dump(done)
         return done

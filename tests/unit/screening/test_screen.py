@@ -671,3 +671,13 @@ def test_a_plainly_trained_model_leaves_early_and_drafts(tmp_path, capsys):
     assert all(row["point"] is None for row in published)
     record = WalkedDecoder(model.stepper, exit.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 20)
     assert len(record.emitted[0]) == 20
+
+
+def test_the_same_screening_elsewhere_may_end_first(tmp_path) -> None:
+    one, other = (PhaseRunner(kept_in=tmp_path) for _ in range(2))
+    for each in (one, other):
+        each.resume("digest")
+    assert one("slack", lambda _: 1) == 1
+    one.forget()
+    assert other("slack", lambda _: 2) == 2
+    assert other.finished == ["slack"]
