@@ -85,6 +85,7 @@ def found(tmp_path_factory):
     """Return the output and the file of the command, for a bundled model on very little text."""
     out = tmp_path_factory.mktemp("screen") / "exit.safetensors"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMAD_CACHE", str(out.parent))  # another worker's run of this fixture would be resumed
         said: list[str] = []
         patch.setattr("builtins.print", lambda *parts, **how: said.append(" ".join(map(str, parts))))
         assert cli.main(["screen", "emad-nano", str(out), *FAST]) == 0
