@@ -12,13 +12,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
-from pytest_emad.audit.finding import (
-    MIN_DISCRIMINATING,
-    AuditRefutedError,
-    Finding,
-    Tally,
-    require_shape,
-)
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, Finding, Tally, require_shape
 from pytest_emad.audit.likely_cause import likely_stops
 from pytest_emad.audit.reference_logits import PrefixCachingLens, ProbeReadoutWork, is_decided_by_full_heads, is_tied
 from pytest_emad.audit.tolerances import TRACE_ROUNDING, max_log_prob_error

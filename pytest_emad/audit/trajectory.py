@@ -19,13 +19,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
-from pytest_emad.audit.finding import (
-    MIN_DISCRIMINATING,
-    AuditRefutedError,
-    FirstDifference,
-    LikelyCause,
-    Tally,
-)
+from pytest_emad.audit.finding import MIN_DISCRIMINATING, AuditRefutedError, FirstDifference, LikelyCause, Tally
 from pytest_emad.audit.likely_cause import likely_cause
 from pytest_emad.audit.reference_logits import (
     Lens,

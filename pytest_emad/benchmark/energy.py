@@ -29,10 +29,10 @@ every reading adds the increase since the last. Since 2020 only root may read it
 
 A decoder on another machine may count its own joules (``energy_j``), as TensorRT-LLM's server does.
 
-Prefill and decode are told apart by further windows, whose requests ask for one token only. A request that reads n
-tokens and generates m costs E_m = E_1 + (m − 1)·d, which gives the prefill, E_1 / n, and the decode, d. Idle power is
-measured before the windows with the decoder loaded, and stands beside the gross joules (TokenPowerBench,
-arXiv:2512.03024).
+Further windows, whose requests ask for one token only, separate prefill from decode. A request that reads n tokens and
+generates m costs E_m = E_1 + (m − 1)·d joules: E_1 / n for each token that it reads, d for each further one that it
+generates. Idle power is measured before the windows, with the decoder loaded. It stands beside the gross joules
+(TokenPowerBench, arXiv:2512.03024).
 """
 
 from __future__ import annotations

@@ -176,6 +176,11 @@ def peak_memory(device: torch.device, *, in_children: bool = False) -> PeakMemor
     return PeakMemory(used * unit, "resident, the largest timed process" if in_children else "resident, this process")
 
 
+def peak_memory_to_json(peak: PeakMemory | Absent) -> dict[str, Any]:
+    """``bytes`` and ``of``, or ``why_none``."""
+    return {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict()
+
+
 def live_tensor_bytes() -> int:
     """Bytes of all storages, on any device, of tensors that Python reaches, uncollected garbage included.
 

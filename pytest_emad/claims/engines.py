@@ -19,6 +19,7 @@ from emad_ref.absent import Absent
 from pytest_emad.audit.tolerances import UNIT_ROUNDOFF
 from pytest_emad.benchmark.arrivals import answer_latencies
 from pytest_emad.claims.base import ClaimContext, make_model_question, make_unmet_causal_lm_verdict
+from pytest_emad.measurements.acceptance_record import LENGTH
 from pytest_emad.measurements.attachments import AttachedTable, Attachments
 from pytest_emad.measurements.engine import (
     HEAD,
@@ -142,13 +143,15 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
     length = mean_rate(total, found.drafts, threshold=least or 1.0, rng=asked.rng, unit="tokens")
     beside = [
         build_measured_estimate_leg(
-            f"drafted position {at}", mean_rate(accepted, found.drafts, threshold=1.0, rng=asked.rng, unit="share")
+            f"drafted position {at}",
+            mean_rate(accepted, found.drafts, threshold=1.0, rng=asked.rng, unit="share"),
+            on=str(at),
         )
         for at, accepted in enumerate(found.accepted if found.by_position else (), start=1)
     ]
     sample = None if record is None else record.interval
     if not recorded or sample is not None:
-        beside.insert(0, build_measured_estimate_leg("acceptance length", length))
+        beside.insert(0, build_measured_estimate_leg(LENGTH, length, on=LENGTH))
     if not recorded:
         return asked.decide_tests([], beside)
     if record is not None and sample is not None:
@@ -157,8 +160,8 @@ def decide_acceptance(found: AcceptanceEvidence, asked: ClaimContext) -> Verdict
         name = f"length over that on record, {recorded:.4g} ({record.source}, n = {record.documents})"
         return asked.decide_tests([asked.make_leg_test(name, ratio, "below", share)], beside)
     exact = "" if record is None else f" ({record.source} drafted; no n, so taken as exact)"
-    name = f"acceptance length, {recorded:.4g} on record{exact}"
-    return asked.decide_tests([asked.make_leg_test(name, length, "below", least)], beside)
+    name = f"{LENGTH}, {recorded:.4g} on record{exact}"
+    return asked.decide_tests([asked.make_leg_test(name, length, "below", least, on=LENGTH)], beside)
 
 
 def decide_sampling(found: SamplingEvidence, asked: ClaimContext) -> Verdict:

@@ -23,6 +23,7 @@ from emad_ref.errors import BadArgument, convert_errors_to_bad_argument, is_numb
 from emad_ref.files import is_file, read_text
 
 LEVELS = ("model", "thinking mode", "number of drafted tokens")
+LENGTH = "acceptance length"  # what a leg of ENG-5 is on (``Leg.on``); of a drafted position its number
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from pytest_emad.audit.spot_checks import (
     check_timed_requests,
 )
 from pytest_emad.benchmark.clock import WARM_UP, PairedTimings, minimum_detectable_speedup, time_call, time_pairs
-from pytest_emad.benchmark.machine import PeakMemory, peak_memory
+from pytest_emad.benchmark.machine import PeakMemory, peak_memory, peak_memory_to_json
 from pytest_emad.measurements.operating_points import CandidatePoints
 from pytest_emad.measurements.study import BUDGETS, Budget, Study
 from pytest_emad.statistics.legs import LEVEL
@@ -449,7 +449,6 @@ class LatencyBenchmark:
             for rows in ratios
         }
         reduction = self._request_reduction(point)
-        peak = self._peak_memory(timings.values())
         return {
             "model": self.subject.name,
             "name": point.name,
@@ -457,7 +456,7 @@ class LatencyBenchmark:
             "end_to_end_reduction": reduction,
             "time_ratio": ratios,
             "tokens_per_s": rates,
-            "peak_memory": {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict(),
+            "peak_memory": peak_memory_to_json(self._peak_memory(timings.values())),
         }
 
     def _peak_memory(self, timings: Iterable[TimingResult]) -> PeakMemory | Absent:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.errors import BadArgument, suggest_nearest
-from pytest_emad.measurements.acceptance_record import AcceptanceRecord, parse_acceptance_record
+from pytest_emad.measurements.acceptance_record import LENGTH, AcceptanceRecord, parse_acceptance_record
 from pytest_emad.report.schema import REPORT_FILE, read_report
 
-ACCEPTANCE, LENGTH, POSITION = "ENG-5", "acceptance length", "drafted position"  # a claim, and its legs
+ACCEPTANCE = "ENG-5"
 
 
 def read_acceptance_record(text: str, base: Path, where: str) -> AcceptanceRecord:
@@ -43,11 +43,11 @@ def read_acceptance_record(text: str, base: Path, where: str) -> AcceptanceRecor
     if bounds is None or n < 2:
         raise BadArgument(where, text, "a length with an interval", f"this one is of {n} documents: run it on more")
     low, high = map(float, bounds)
-    drafted = sum(each["name"].startswith(POSITION) and bool(each["estimate"]) for each in found[model]["legs"])
+    drafted = sum(each["on"].isdecimal() and bool(each["estimate"]) for each in found[model]["legs"])
     return AcceptanceRecord(float(leg["estimate"]), drafted, f"{model}, an earlier run", (low, high), n)
 
 
 def _length_leg(claim: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The leg with the length itself: measured alone, or against an exact record."""
-    legs = (leg for leg in claim["legs"] if leg["name"].partition(",")[0] == LENGTH)
+    legs = (leg for leg in claim["legs"] if leg["on"] == LENGTH)
     return next((leg for leg in legs if leg["estimate"] is not None), None)

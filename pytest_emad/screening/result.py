@@ -24,7 +24,7 @@ from emad_ref.models.loading import LoadedModel
 from emad_ref.point import OperatingPoint
 from emad_ref.probes.tuned_lens import StateTranslators
 from emad_ref.signals import perplexity_from_nats
-from pytest_emad.benchmark.machine import peak_memory
+from pytest_emad.benchmark.machine import peak_memory, peak_memory_to_json
 from pytest_emad.screening.drafts import SelfDraftingResult
 from pytest_emad.screening.guarantee import Guarantee
 from pytest_emad.screening.own_text import OwnText
@@ -266,7 +266,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
     model, up to the last digits.
     """
     own, proven = result.evaluated.own, result.certified
-    settings, peak = result.settings, peak_memory(result.model.stepper.device)
+    settings = result.settings
     return {
         "model": result.model.name,
         "fingerprint": result.model.fingerprint,
@@ -329,7 +329,7 @@ def screening_to_json(result: ScreeningResult, recommendation: Recommendation) -
         ],
         "drafts": _drafts_json(result.drafts),
         "threads": torch.get_num_threads(),
-        "peak_memory": {"why_none": peak.reason} if isinstance(peak, Absent) else peak._asdict(),
+        "peak_memory": peak_memory_to_json(peak_memory(result.model.stepper.device)),
         "seconds": result.seconds,
         "predicted": {phase: round(seconds, 1) for phase, seconds in result.predicted.items()},
         "by_clock": list(MACHINE_KEYS),
